@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=32)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--targets", default="")
-    parser.add_argument("--quantize", default="int8")
+    parser.add_argument("--weight-dtype", default="int8")
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
@@ -102,7 +102,7 @@ def main() -> None:
     model = resolve_model(arguments.model)
     base = EngineSettings(
         model=arguments.model,
-        quantize=arguments.quantize,
+        weight_dtype=arguments.weight_dtype,
         threads=arguments.threads,
         speculation="off",
         max_running=arguments.adapters,

@@ -2,10 +2,12 @@
 
     python -m benchmarks.batching [MODEL] [--quantize int4] [--seconds 20]
         [--results benchmarks/results/FILE]
+    python -m benchmarks.batching --shape llama-1b --quantize int4 --shares 0.5,0.95
 
 Answers have 20 to 500 tokens, drawn uniformly. A closed loop with twice as many requests as the engine has
 slots measures each policy's maximum throughput. Then each policy gets Poisson arrivals at several shares of
-continuous batching's maximum rate. Run it on an idle machine.
+continuous batching's maximum rate. ``--shape`` writes a random model of that shape to ``build/checkpoints``
+once (``llama-1b``: 1.24 billion weights, 2.5 GB). Run it on an idle machine.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -20,6 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from scripts.benchmarks_page import Figure
 
+from benchmarks.peers.checkpoint import SHAPES, write_shape
 from benchmarks.results_file import machine_file, put
 from galley.bench.serve.client import Client
 from galley.bench.serve.lengths import Lengths
@@ -30,8 +34,7 @@ from galley.bench.serve.workload import Workload
 from galley.machine import cpu_and_cores
 
 POLICIES: Final = ("static", "dynamic", "continuous")
-SHARES: Final = (0.25, 0.5, 0.75, 0.95)
-"""Arrival rates as shares of continuous batching's maximum rate."""
+CHECKPOINTS: Final = Path(__file__).parents[1] / "build/checkpoints"
 WORKLOAD_FACTS: Final = {"prompts": "64 tokens", "answers": "20 to 500 tokens, uniform"}
 WORKLOAD: Final = Workload(
     endpoint="completions",
@@ -68,7 +71,17 @@ def measured(url: str, plan: Plan, on_progress: Callable[[str, int], None]) -> l
     return report.points
 
 
-def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
+def checkpoint(shape: str) -> str:
+    """Return the random checkpoint of a shape, written once."""
+    folder = CHECKPOINTS / shape
+    if not (folder / "config.json").exists():
+        write_shape(folder, shape)
+    return str(folder)
+
+
+def curves(
+    model: str, seats: int, seconds: float, shares: tuple[float, ...], *flags: str
+) -> list[Curve]:
     """Run each policy, continuous batching first, since its rate sets the load of the others."""
     made: list[Curve] = []
     rates: tuple[float, ...] = ()
@@ -84,14 +97,14 @@ def curves(model: str, seats: int, seconds: float, *flags: str) -> list[Curve]:
             with started(model, *own, "--request-timeout", "1800", *flags) as (url, _):
                 closed = Plan(kind="concurrency", loads=(2 * seats,), seconds=2 * seconds)
                 [saturated] = measured(url, closed, on_progress)
-                rates = rates or tuple(share * saturated.requests_per_s for share in SHARES)
+                rates = rates or tuple(share * saturated.requests_per_s for share in shares)
                 points = measured(url, Plan(kind="rate", loads=rates, seconds=seconds), on_progress)
             made.append(Curve(policy, saturated, points))
             bar.advance(task)
     return made[::-1]
 
 
-def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
+def figures(name: str, seats: int, shares: tuple[float, ...], made: list[Curve]) -> list[Figure]:
     """Return the figures for benchmarks/results."""
     today, command = date.today().isoformat(), "python -m benchmarks.batching"
     most = [curve.saturated.output_tokens_per_s for curve in made]
@@ -112,7 +125,7 @@ def figures(name: str, seats: int, made: list[Curve]) -> list[Figure]:
         Figure(
             what=f"{name}: latency under {curve.policy} batching, P50 by load",
             unit="s",
-            at=tuple(f"{share:.0%}" for share in SHARES),
+            at=tuple(f"{share:.0%}" for share in shares),
             measured=tuple(round(p.latency_s.p50, 2) if p.latency_s else None for p in curve.open),
             date=today,
             command=command,
@@ -130,16 +143,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--name", default="bundled model", help="name of the model in the results")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--shape", choices=SHAPES, help="a random model of this shape instead")
+    parser.add_argument("--name", default="", help="name of the model in the results")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--seats", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of each open loop")
+    parser.add_argument(
+        "--shares",
+        type=lambda text: tuple(map(float, text.split(","))),
+        default=(0.25, 0.5, 0.75, 0.95),
+        help="arrival rates as shares of continuous batching's maximum rate",
+    )
     parser.add_argument(
         "--results", type=machine_file, help="also write the figures to this results file"
     )
     options = parser.parse_args()
-    flags = ("--quantize", options.quantize, "--no-prefix-cache", "--speculation", "off")
-    made = curves(options.model, options.seats, options.seconds, *flags)
+    flags = ("--weight-dtype", options.weight_dtype, "--no-prefix-cache", "--speculation", "off")
+    model = checkpoint(options.shape) if options.shape else options.model
+    made = curves(model, options.seats, options.seconds, options.shares, *flags)
     table = Table("policy", "load", "requests/s", "tokens/s", "TTFT P50", "latency P50", "P95")
     for curve in made:
         for point in (curve.saturated, *curve.open):
@@ -156,7 +177,8 @@ def main() -> None:
             )
     Console().print(table)
     if options.results:
-        put(options.results, figures(options.name, options.seats, made))
+        name = options.name or options.shape or "bundled model"
+        put(options.results, figures(name, options.seats, options.shares, made))
 
 
 if __name__ == "__main__":

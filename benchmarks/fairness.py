@@ -176,8 +176,8 @@ def serving(model: str, tenants: Mapping[str, Tenant]) -> Iterator[Server]:
         headers = {"Authorization": f"Bearer {tenants[LIGHT].key}"}
         with httpx.Client(base_url=url, headers=headers) as http:
             name = http.get("/v1/models").json()["data"][0]["id"]
-            asked = http.post("/tokenize", json={"model": name, "prompt": "a"})
-        yield Server(url, name, max(asked.json()["tokens"]) + 1, 0.0, pid)
+            reply = http.post("/tokenize", json={"model": name, "prompt": "a"})
+        yield Server(url, name, max(reply.json()["tokens"]) + 1, 0.0, pid)
 
 
 def figures(results: dict[str, Any], command: str) -> list[Figure]:

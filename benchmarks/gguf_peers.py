@@ -126,7 +126,7 @@ def make_file(type: str, peer: Peer) -> Path:
         subprocess.run([*galley, *options], check=True, capture_output=True)
     else:
         source = str(peer.folder / "BF16.gguf")
-        peer.run(quantize={"source": source, "target": str(file), "type": type})
+        peer.run(weight_dtype={"source": source, "target": str(file), "type": type})
     return file
 
 
@@ -160,7 +160,7 @@ def galleys(file: Path, windows: Sequence[Sequence[int]], activations: str) -> l
     settings = EngineSettings(
         activations=activations,  # type: ignore[arg-type]
         kv_dtype="float32",
-        quantize="auto" if file.stem in ("BF16", "F16") else "float32",
+        weight_dtype="auto" if file.stem in ("BF16", "F16") else "float32",
         weight_cache=False,
     )
     with TeacherForced(settings, file, longest=max(map(len, windows))) as model:

@@ -46,18 +46,18 @@ def make_vocabulary(folder: Path, size: int) -> None:
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    spelt = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    spelled = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
     tokens = {"<|end|>": EOS}
     for text in (*map(chr, range(128)), *CLOSING):
-        tokens.setdefault("".join(spelt[byte] for byte in text.encode()), len(tokens))
+        tokens.setdefault("".join(spelled[byte] for byte in text.encode()), len(tokens))
     for byte in range(256):
-        tokens.setdefault(spelt[byte], len(tokens))
+        tokens.setdefault(spelled[byte], len(tokens))
     while len(tokens) < size:
         length = min(12, max(2, round(rng.gauss(6, 2.5))))
         word = "".join(rng.choices(letters, weights=range(26, 0, -1), k=length))
         before = rng.choices(["", " ", ' "', "\n", ", "], weights=[40, 50, 4, 2, 4])[0]
         word = before + (word.capitalize() if rng.random() < 0.2 else word)
-        tokens.setdefault("".join(spelt[byte] for byte in word.encode()), len(tokens))
+        tokens.setdefault("".join(spelled[byte] for byte in word.encode()), len(tokens))
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -171,12 +171,12 @@ def measure_masks(size: int, folder: Path | None, texts: int) -> None:
     print(", ".join(f"{q} % {spans[int(len(spans) * q / 100)]:.0f} us" for q in (50, 90, 99)))
 
 
-def measure_batch(model: str, quantize: Any, batch: int, tokens: int, rounds: int) -> None:
+def measure_batch(model: str, weight_dtype: Any, batch: int, tokens: int, rounds: int) -> None:
     """Print the time of a step with and without grammars."""
     # A grammar that allows any line of words, so that texts have the same length with and without it.
     grammar = Grammar("regex", r"[^\x00]{100000}")
     times: dict[str, list[float]] = {"without": [], "with": []}
-    with LLM(model, quantize=quantize, kv_cache_tokens=batch * (tokens + 64)) as llm:
+    with LLM(model, weight_dtype=weight_dtype, kv_cache_tokens=batch * (tokens + 64)) as llm:
         for _ in range(rounds + 1):
             for name, one in (("without", None), ("with", grammar)):
                 params = [
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--schemas", type=Path)
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--model")
-    parser.add_argument("--quantize", default="int4")
+    parser.add_argument("--weight-dtype", default="int4")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,7 +215,11 @@ def main() -> None:
         measure_masks(arguments.vocabulary, arguments.schemas, arguments.texts)
     else:
         measure_batch(
-            arguments.model, arguments.quantize, arguments.batch, arguments.tokens, arguments.rounds
+            arguments.model,
+            arguments.weight_dtype,
+            arguments.batch,
+            arguments.tokens,
+            arguments.rounds,
         )
 
 

@@ -122,7 +122,7 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="name of the model in the results")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
@@ -131,8 +131,16 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write profiles of the server to this folder")
     options = parser.parse_args()
     batches = [int(part) for part in options.batch.split(",")]
-    settings = EngineSettings(model=options.model, quantize=options.quantize, kv_cache_tokens=16384)
-    flags = ("--quantize", options.quantize, "--no-prefix-cache", "--kv-cache-tokens", "16384")
+    settings = EngineSettings(
+        model=options.model, weight_dtype=options.weight_dtype, kv_cache_tokens=16384
+    )
+    flags = (
+        "--weight-dtype",
+        options.weight_dtype,
+        "--no-prefix-cache",
+        "--kv-cache-tokens",
+        "16384",
+    )
     plain = (*flags, "--speculation", "off")
     speeds: dict[int, list[tuple[float, float]]] = {count: [] for count in batches}
     with serving(options.model, *plain) as server:

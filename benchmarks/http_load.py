@@ -53,13 +53,13 @@ class Client:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self._idle: list[_Connection] = []
 
-    async def post(self, path: str, body: dict[str, Any], **headers: str) -> Answer:
+    async def post(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> Answer:
         """One request and its complete response. Names of ``headers`` are written with underscores."""
         return await (await self.begin(path, body, **headers)).wait()
 
-    async def begin(self, path: str, body: dict[str, Any], **headers: str) -> "Call":
+    async def begin(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> "Call":
         """Send one request."""
-        content = json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
         head = (
             f"POST {path} HTTP/1.1\r\n{self._headers}{more}Content-Length: {len(content)}\r\n\r\n"

@@ -98,7 +98,7 @@ def as_files(
     for kind in kinds:
         file = folder / f"{kind}.gguf"
         Peer(python, folder).run(
-            quantize={"source": str(source), "target": str(file), "type": kind}
+            weight_dtype={"source": str(source), "target": str(file), "type": kind}
         )
         yield measure(kind, file, repeats)
         file.unlink()
@@ -144,7 +144,7 @@ def main() -> None:
     checkpoint: Path = options.checkpoint
     wanted = options.kinds.split(",")
     speeds = [
-        printed(measure(kind, checkpoint, options.repeats, "--quantize", kind))
+        printed(measure(kind, checkpoint, options.repeats, "--weight-dtype", kind))
         for kind in wanted
         if kind in ROUNDED
     ]

@@ -29,7 +29,7 @@ from galley.ops.sampling import SamplingBatch
 from galley.types import BLOCK_TOKENS, blocks_for
 
 HIDDEN, HEADS, CHUNK, VOCAB = 2048, 16, 512, 32000
-SHAPE = Latent(query=0, width=512, keys=128, turned=64, values=128, bias=False)
+SHAPE = Latent(query=0, width=512, keys=128, rotated=64, values=128, bias=False)
 ROPE = Rope(tuple(1e4 ** (-i / 32) for i in range(32)), 1.0, 16384, adjacent=True)
 EPS = 1e-6
 
@@ -75,9 +75,9 @@ def operations(before: int) -> tuple[float, float]:
     """Return a layer's operations in a chunk: over the latent, and with keys and values expanded again."""
     pairs = CHUNK * before + CHUNK * (CHUNK + 1) // 2
     own = SHAPE.keys + SHAPE.values
-    absorbed = 2.0 * HEADS * (pairs * (2 * SHAPE.width + SHAPE.turned) + CHUNK * SHAPE.width * own)
+    absorbed = 2.0 * HEADS * (pairs * (2 * SHAPE.width + SHAPE.rotated) + CHUNK * SHAPE.width * own)
     made = (before + CHUNK) * SHAPE.width * own
-    return absorbed, 2.0 * HEADS * (pairs * (own + SHAPE.turned) + made)
+    return absorbed, 2.0 * HEADS * (pairs * (own + SHAPE.rotated) + made)
 
 
 def filled(layers: int, tokens: int, *, latent: bool, kv_dtype: str) -> CpuExecutor:
@@ -85,7 +85,7 @@ def filled(layers: int, tokens: int, *, latent: bool, kv_dtype: str) -> CpuExecu
     program = program_of(layers, latent=latent)
     threads = int(os.environ.get("GALLEY_THREADS", available_cores()))
     options = ExecutorOptions(
-        dtype="bfloat16", quantize="int8", kv_dtype=kv_dtype, device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype="int8", kv_dtype=kv_dtype, device="cpu", threads=threads
     )
     executor = CpuExecutor(program, RandomWeights(program), options)
     blocks = blocks_for(tokens)

@@ -67,7 +67,7 @@ def main() -> None:
     """Prepare, play, report."""
     arguments = _arguments()
     streams = _streams(arguments.streams, 60 * arguments.minutes)
-    options = ("--threads", str(arguments.threads), "--quantize", arguments.quantize)
+    options = ("--threads", str(arguments.threads), "--weight-dtype", arguments.weight_dtype)
     with started(arguments.model, *options) as (url, pid):
         heard, memory = asyncio.run(_play(url, streams, arguments.interim, pid))
     delays = [
@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=2.0, help="length of each stream")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--interim", action="store_true", help="also request interim text")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     return parser.parse_args()

@@ -62,13 +62,13 @@ def main() -> None:
     parser.add_argument("manifest", type=Path)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--model", default=BUNDLED_SPEECH)
-    parser.add_argument("--quantize")
+    parser.add_argument("--weight-dtype")
     parser.add_argument("--beam-size", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     arguments = parser.parse_args()
     settings: dict[str, Any] = {}
-    if arguments.quantize:
-        settings["quantize"] = arguments.quantize
+    if arguments.weight_dtype:
+        settings["weight_dtype"] = arguments.weight_dtype
     options = TranscribeOptions(language="en", rules=QualityRules(beam_size=arguments.beam_size))
     samples = read_manifest(arguments.manifest)
     console = Console()

@@ -69,7 +69,7 @@ def made(shape: str, kind: str, threads: int) -> tuple[CpuExecutor, Program]:
     """Return an executor of this shape with packed weights."""
     program = build_program({**COMMON, **SHAPES[shape]})
     options = ExecutorOptions(
-        dtype="bfloat16", quantize=kind, kv_dtype="bfloat16", device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype=kind, kv_dtype="bfloat16", device="cpu", threads=threads
     )
     return CpuExecutor(program, RandomWeights(program), options), program
 

@@ -235,7 +235,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--seconds", type=float, default=20.0, help="duration at each rate")
     parser.add_argument(
         "--clients", type=int, default=64, help="number of clients in the closed loop"
@@ -252,7 +252,7 @@ def main() -> None:
         "--results", type=machine_file, help="also write the figures to this results file"
     )
     arguments = parser.parse_args()
-    with serving(arguments.model, "--quantize", arguments.quantize) as server:
+    with serving(arguments.model, "--weight-dtype", arguments.weight_dtype) as server:
         options = {
             name: getattr(arguments, name) for name in ("clients", "seconds", "deadline", "seed")
         }

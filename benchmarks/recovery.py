@@ -230,7 +230,7 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="name of the model in the results")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--every", type=float, default=8.0, help="seconds between kills")
@@ -244,7 +244,7 @@ def main() -> None:
     results |= {"streams": arguments.streams, "kills": arguments.kills}
     with (
         changeable(arguments.model) as folder,
-        serving(str(folder), "--quantize", arguments.quantize) as server,
+        serving(str(folder), "--weight-dtype", arguments.weight_dtype) as server,
     ):
         if arguments.kills:
             options = {"count": arguments.kills, "every": arguments.every}

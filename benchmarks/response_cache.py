@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from galley.cache.directives import NO_DIRECTIVES, Outcome
 from galley.cache.entry import Entry, body_of
 from galley.cache.keys import request_key
 from galley.cache.response_cache import ResponseCache, open_store
-from galley.cache.responses import Ask, ModelResponses
+from galley.cache.responses import Lookup, ModelResponses
 from galley.cache.store import Bounds
-from galley.cache.wish import NO_WISH, Outcome
 from galley.errors import NotStored
 from galley.service.streams import Outputs
 from galley.types import EngineRequest, Generate, Output, SamplingParams, Tokens
@@ -35,7 +35,7 @@ class NoEngine:
         """Fail."""
         raise NotStored("the store was too slow")
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float
     ) -> Sequence[Outputs]:
         """Fail."""
@@ -79,10 +79,10 @@ async def fill(cache: ResponseCache, identity: bytes) -> None:
 
 async def hit(responses: ModelResponses, number: int) -> None:
     """Look one request up, and read its answer."""
-    ask = Ask(
+    ask = Lookup(
         requests=[request(number)],
         deadline=float("inf"),
-        wish=NO_WISH,
+        directives=NO_DIRECTIVES,
         seeded=False,
         model="m",
         outcome=Outcome(),

@@ -306,7 +306,7 @@ def tasks(
     Raises:
         AssertionError: a text differs from the one without speculation.
     """
-    own: dict[str, Any] = {"quantize": settings.quantize, "threads": settings.threads}
+    own: dict[str, Any] = {"weight_dtype": settings.weight_dtype, "threads": settings.threads}
     wanted = conversations(items)
     made: list[Done] = []
     with contextlib.ExitStack() as stack:
@@ -388,7 +388,7 @@ def main() -> None:
     )
     parser.add_argument("model", nargs="?", default="galley-demo")
     parser.add_argument("--name", default="bundled model", help="name of the model in the results")
-    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--weight-dtype", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--sequences", default="1,2,4,8,16,32")
     parser.add_argument("--acceptance", default="0,0.5,0.7,0.9,1")
@@ -414,7 +414,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = EngineSettings(
         model=options.model,
-        quantize=options.quantize,
+        weight_dtype=options.weight_dtype,
         threads=options.threads,
         speculation="off",
         prefix_cache=False,

@@ -28,12 +28,12 @@ from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Channel
 from galley.engine.parallel.links import RankLink, waiting_for
 from galley.engine.parallel.rank import LocalExecutor, options_of, serve
-from galley.engine.parallel.shared import SLOT_BYTES, communicator, new_memory
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
 from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
+from galley.ops.communicator import SLOT_BYTES, Communicator, communicator, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.types import blocks_for
@@ -55,11 +55,11 @@ def program_of(shape: str, layers: int | None) -> Program:
 def options_for(kind: str, threads: int) -> ExecutorOptions:
     """Return the options of both executors."""
     return ExecutorOptions(
-        dtype="bfloat16", quantize=kind, kv_dtype="bfloat16", device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype=kind, kv_dtype="bfloat16", device="cpu", threads=threads
     )
 
 
-def part_of(part: Divided, program: Program, kind: str, shared: object) -> LocalExecutor:
+def part_of(part: Divided, program: Program, kind: str, shared: Communicator) -> LocalExecutor:
     """Return the executor of a rank, with one thread."""
     options = dataclasses.replace(
         options_of(part, options_for(kind, 1), None, 0), communicator=shared
@@ -116,7 +116,7 @@ def cpu_seconds() -> float:
     """Return the CPU time of this process and its children so far."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children())]
-    return sum(one.user + one.system for one in times)
+    return float(sum(one.user + one.system for one in times))
 
 
 def seconds_of(executor: Executor, steps: Sequence[Batch]) -> tuple[float, float]:

@@ -27,17 +27,23 @@ TOKENS: Final = (
     HEADER_LENGTH,
 )
 
-_SPECS: Final = tuple(
-    TensorSpec(name=name, datatype=name, shape=(-1, -1), optional=True) for name in DATATYPES
-)
-_INFO: Final = ModelInfo(
-    name="m",
-    path="",
-    family="",
-    tasks=("predict",),
-    executor="",
-    tensors=TensorInfo(inputs=_SPECS, outputs=_SPECS, batched=True),
-)
+
+def model_info() -> ModelInfo:
+    """Return the description of a model that has an input and an output of each data type."""
+    specs = tuple(
+        TensorSpec(name=name, datatype=name, shape=(-1, -1), optional=True) for name in DATATYPES
+    )
+    return ModelInfo(
+        name="m",
+        path="",
+        family="",
+        tasks=("predict",),
+        executor="",
+        tensors=TensorInfo(inputs=specs, outputs=specs, batched=True),
+    )
+
+
+_INFO: Final = model_info()
 
 
 def fuzz(data: bytes) -> None:

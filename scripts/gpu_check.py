@@ -114,12 +114,12 @@ READ_TARGET: Final = 80.0
 PREFILL_TARGET: Final = 70.0
 
 
-def kinds_of(program: Program, quantize: str) -> dict[str, WeightKind]:
+def kinds_of(program: Program, weight_dtype: str) -> dict[str, WeightKind]:
     """Return the kinds of the tensors that are read as integers or MXFP4: quantizing would take minutes."""
     rounded = {n: program.shapes[n] for n in program.matrices - program.routers if "embed" not in n}
-    if quantize in ("int4", "int8"):
-        return dict.fromkeys(rounded, WeightKind(quantize, 128, "BF16"))
-    if quantize == "mxfp4":
+    if weight_dtype in ("int4", "int8"):
+        return dict.fromkeys(rounded, WeightKind(weight_dtype, 128, "BF16"))
+    if weight_dtype == "mxfp4":
         experts = {n: s for n, s in rounded.items() if ".experts." in n and len(s) == 2}
         return {name: mxfp4_kind(depth) for name, (_, depth) in experts.items()}
     return {}
@@ -150,17 +150,17 @@ def ceilings() -> tuple[float, float]:
 class Bench:
     """An executor of the shape, and its timed steps."""
 
-    def __init__(self, quantize: str, layers: int, shape: str) -> None:
+    def __init__(self, weight_dtype: str, layers: int, shape: str) -> None:
         self.program = build_program({**SHAPES[shape].config, "num_hidden_layers": layers})
         options = ExecutorOptions(
             dtype="bfloat16",
-            quantize="bf16" if quantize in ("int4", "int8", "mxfp4") else quantize,
+            weight_dtype="bf16" if weight_dtype in ("int4", "int8", "mxfp4") else weight_dtype,
             kv_dtype="bfloat16",
             device="cuda",
             threads=1,
             kinds={"model.embed_tokens.weight": "bf16"},
         )
-        weights = RandomWeights(self.program, kinds_of(self.program, quantize))
+        weights = RandomWeights(self.program, kinds_of(self.program, weight_dtype))
         began = time.perf_counter()
         self.executor = TritonExecutor(self.program, weights, options)
         torch.cuda.synchronize()
@@ -212,12 +212,12 @@ class Bench:
 
 
 def measure(
-    quantize: str, layers: int, shape: str, read: float, product: float
+    weight_dtype: str, layers: int, shape: str, read: float, product: float
 ) -> list[dict[str, Any]]:
     """Measure the figures of one kind of weights."""
-    bench = Bench(quantize, layers, shape)
+    bench = Bench(weight_dtype, layers, shape)
     width = sum(op.width for op in bench.program.ops if op.name == "attention")
-    print(f"{quantize}: loaded in {bench.load_seconds:.1f} s", flush=True)
+    print(f"{weight_dtype}: loaded in {bench.load_seconds:.1f} s", flush=True)
     found: list[dict[str, Any]] = []
     for tokens in (512, PROMPT):
         seconds = bench.prefill(tokens)
@@ -235,9 +235,9 @@ def measure(
         found.append({"phase": "decode", "size": sequences, "held": sequences == 1, "share": share})
         found[-1] |= {"ms": 1e3 * seconds, "tokens/s": sequences / seconds}
     for one in found:
-        one["kind"] = quantize
+        one["kind"] = weight_dtype
         print(
-            f"{quantize} {one['phase']} {one['size']}: {one['ms']:.2f} ms, "
+            f"{weight_dtype} {one['phase']} {one['size']}: {one['ms']:.2f} ms, "
             f"{one['tokens/s']:.1f} tokens/s, {one['share']:.1f} % of the GPU's measured rate",
             flush=True,
         )
@@ -325,8 +325,8 @@ def main() -> int:
     print(f"reads {read / 1e12:.2f} TB/s, multiplies {product / 1e12:.0f} TFLOP/s", flush=True)
     figures: list[dict[str, Any]] = []
     layers = arguments.layers or config["num_hidden_layers"]
-    for quantize in arguments.kinds:
-        figures += measure(quantize, layers, arguments.shape, read, product)
+    for weight_dtype in arguments.kinds:
+        figures += measure(weight_dtype, layers, arguments.shape, read, product)
         torch.cuda.empty_cache()
     name = torch.cuda.get_device_name()
     slug = name.lower().replace(" ", "-")

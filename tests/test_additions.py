@@ -43,11 +43,11 @@ def named_in(kind: str) -> str:
 
 def check_named(touched: list[str], kind: str, most: int) -> None:
     """Check that the page's text on an addition names each file, or its folder if it is new."""
-    told = named_in(kind)
+    documented = named_in(kind)
     assert len(touched) <= most
     for path in touched:
         file = path.removeprefix("native/")
-        assert f"`{path}`" in told or f"`{Path(file).parent}/`" in told, path
+        assert f"`{path}`" in documented or f"`{Path(file).parent}/`" in documented, path
 
 
 def check_same(overlay: Overlay, one: Path, other: Path) -> None:
@@ -74,7 +74,7 @@ program = trace(describe, max_positions=8)
 x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
 weights = LoadedWeights({"x": as_weight(x), "head": as_weight(np.eye(6, dtype=np.float32))})
 options = ExecutorOptions(
-    dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=1
+    dtype="float32", weight_dtype="float32", kv_dtype="float32", device="cpu", threads=1
 )
 executor = ReferenceExecutor(run_passes(program, ()), weights, options)
 executor.allocate_kv(1)

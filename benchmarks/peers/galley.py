@@ -12,9 +12,11 @@ class _Model:
         from galley.bench.engine import EngineBench
         from galley.settings.engine import EngineSettings
 
-        quantize: Any = variant
+        weight_dtype: Any = variant
         self._bench = EngineBench(
-            EngineSettings(model=str(folder), executor="cpu", quantize=quantize, threads=threads)
+            EngineSettings(
+                model=str(folder), executor="cpu", weight_dtype=weight_dtype, threads=threads
+            )
         )
 
     def prefill(self, prompt: list[int]) -> float:

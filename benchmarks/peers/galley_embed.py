@@ -11,8 +11,8 @@ class _Model:
     def __init__(self, folder: Path, variant: str, threads: int) -> None:
         from galley import LLM
 
-        quantize: Any = variant
-        self._llm = LLM(folder, quantize=quantize, threads=threads, weight_cache=False)
+        weight_dtype: Any = variant
+        self._llm = LLM(folder, weight_dtype=weight_dtype, threads=threads, weight_cache=False)
 
     def embed(self, texts: Texts) -> Vectors:
         return list(self._llm.embed(list(texts)))

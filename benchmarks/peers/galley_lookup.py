@@ -13,11 +13,11 @@ class _Model:
         from galley.ops import background
         from galley.settings.engine import EngineSettings
 
-        quantize: Any = variant
+        weight_dtype: Any = variant
         self._engine = LocalEngine(
             EngineSettings(
                 model=str(folder),
-                quantize=quantize,
+                weight_dtype=weight_dtype,
                 threads=threads,
                 speculation="prompt",
                 prefix_cache=False,

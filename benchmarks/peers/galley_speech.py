@@ -24,8 +24,8 @@ class _Model:
         from galley.settings.engine import EngineSettings
         from galley.types.audio import EncoderInput
 
-        quantize, _, kv_dtype = variant.partition(" kv ")
-        choices: dict[str, Any] = {"quantize": quantize, "kv_dtype": kv_dtype or "auto"}
+        weight_dtype, _, kv_dtype = variant.partition(" kv ")
+        choices: dict[str, Any] = {"weight_dtype": weight_dtype, "kv_dtype": kv_dtype or "auto"}
         self._engine = LocalEngine(
             EngineSettings(model=str(folder), executor="cpu", threads=threads, **choices)
         )

@@ -131,8 +131,8 @@ void bind_matrices(ProgramClass& program) {
            "normalize"_a, "factor"_a, "groups"_a, "kept_groups"_a, "group_best"_a, "x"_a, "y"_a);
     append(program, "experts", make_experts, "gate"_a, "up"_a, "down"_a, "gate_bias"_a.none(),
            "up_bias"_a.none(), "down_bias"_a.none(), "per_token"_a, "alpha"_a, "limit"_a,
-           "scaled_inputs"_a, "ranks"_a, "communicator"_a.none(), "cache"_a.none(), "work"_a,
-           "x"_a, "routes"_a, "y"_a);
+           "scaled_inputs"_a, "ranks"_a, "communicator"_a.none(), "cache"_a.none(), "work"_a, "x"_a,
+           "routes"_a, "y"_a);
 }
 
 void bind_recurrence(ProgramClass& program) {
@@ -146,6 +146,7 @@ void bind_recurrence(ProgramClass& program) {
 
 void bind_rows(ProgramClass& program) {
     append(program, "embed", make_embed);
+    append(program, "embed_part", make_embed_part, "weight"_a, "ranks"_a, "communicator"_a, "y"_a);
     append(program, "embed_positions", make_embed_positions);
     append(program, "embed_types", make_embed_types);
     append(program, "features", make_features);

@@ -27,6 +27,60 @@ class EmbedOp : public Op {
     Slot y_;
 };
 
+// Of several ranks, each of which has some rows of the table, and the others' from them.
+class EmbedPartOp : public Op {
+  public:
+    // Rank r has `counts[r]` rows, after those of the ranks before it.
+    EmbedPartOp(Weights weight, const std::vector<int64_t>& counts, SharedCommunicator communicator,
+                Slot y)
+        : weight_(std::move(weight)), communicator_(std::move(communicator)), y_(y) {
+        require(communicator_ && static_cast<int>(counts.size()) == communicator_->ranks(),
+                "there is not one number of rows for each rank");
+        for (const int64_t count : counts)
+            ends_.push_back(count + (ends_.empty() ? 0 : ends_.back()));
+        require(counts[communicator_->rank()] == weight_->matrix().outputs,
+                "a rank has other rows than it says");
+        require(bytes() <= communicator_->slot_bytes(), "a row is wider than a slot");
+    }
+
+    void check(Execution& e) override {
+        e.check_floats_written(y_, weight_->matrix().depth);
+        e.limits.tokens = std::min(e.limits.tokens, ends_.back());
+    }
+
+    void run(Execution& e) const override {
+        const Matrix& m = weight_->matrix();
+        const int rank = communicator_->rank();
+        const int64_t first = ends_[rank] - m.outputs;
+        communicator_->exchange(
+            e.rows, bytes(),
+            [&](uint8_t* slot, int64_t begin, int64_t end) {
+                for (int64_t r = begin; r < end; ++r) {
+                    if (owner(e.step.tokens[r]) != rank) continue;
+                    e.kernels.embed(m, e.step.tokens[r] - first, e.row(y_, r));
+                    std::memcpy(slot + (r - begin) * bytes(), e.row(y_, r), bytes());
+                }
+            },
+            [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
+                for (int64_t r = begin; r < end; ++r)
+                    if (owner(e.step.tokens[r]) == other)
+                        std::memcpy(e.row(y_, r), slot + (r - begin) * bytes(), bytes());
+            });
+    }
+
+  private:
+    int64_t bytes() const { return 4 * weight_->matrix().depth; }
+    int owner(int64_t token) const {
+        return static_cast<int>(std::upper_bound(ends_.begin(), ends_.end(), token) -
+                                ends_.begin());
+    }
+
+    Weights weight_;
+    std::vector<int64_t> ends_;
+    SharedCommunicator communicator_;
+    Slot y_;
+};
+
 class EmbedPositionsOp : public Op {
   public:
     // `weight`: [positions][width], of which row `first` is that of position 0.
@@ -81,6 +135,11 @@ class EmbedTypesOp : public Op {
 };
 
 }  // namespace
+
+OpPtr make_embed_part(Weights weight, std::vector<int64_t> ranks, SharedCommunicator communicator,
+                      Slot y) {
+    return std::make_unique<EmbedPartOp>(std::move(weight), ranks, std::move(communicator), y);
+}
 
 OpPtr make_embed(Weights weight, Slot y) { return std::make_unique<EmbedOp>(std::move(weight), y); }
 

@@ -69,6 +69,8 @@ OpPtr make_delta_rule(Values a_log, Values dt_bias, int64_t state, int64_t heads
 OpPtr make_elementwise(const char* name, float number, int64_t width, SharedLayout layout, Slot a,
                        std::optional<Slot> b, Slot y);
 OpPtr make_embed(Weights weight, Slot y);
+OpPtr make_embed_part(Weights weight, std::vector<int64_t> ranks, SharedCommunicator communicator,
+                      Slot y);
 OpPtr make_embed_positions(Values weight, int64_t first, int64_t width, Slot y);
 OpPtr make_embed_types(Values weight, int64_t width, Slot y);
 OpPtr make_encoder_attention(int64_t heads, int64_t kv_heads, int64_t key_dim, int64_t value_dim,

@@ -164,6 +164,14 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def ranks(self) -> int: ...
+    def gather(
+        self,
+        x: npt.NDArray[np.float32],
+        ranks: Sequence[int],
+        y: npt.NDArray[np.float32],
+    ) -> None:
+        """Write the columns of all ranks to ``y`` [rows, columns]; ``ranks``: columns of each."""
+
     def fail(self) -> None:
         """End all waits, of all ranks, with RankLost."""
 
@@ -268,6 +276,11 @@ class Program:
         self, communicator: Communicator, ranks: Sequence[int], leader_only: bool, x: Slot, y: Slot
     ) -> None:
         """``ranks``: columns of each rank."""
+
+    def embed_part(
+        self, weight: Packed, ranks: Sequence[int], communicator: Communicator, y: Slot
+    ) -> None:
+        """``ranks``: rows of the table that each rank has."""
 
     def quantize_input(self, layout: InputLayout, x: Slot, y: Slot) -> None: ...
     def linear(

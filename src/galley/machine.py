@@ -82,14 +82,14 @@ def usable_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-_left_to_others = 0
-"""Bytes; see :func:`leave_to_others`."""
+_reserved_for_others = 0
+"""Bytes; see :func:`reserve_for_others`."""
 
 
-def leave_to_others(count: int) -> None:
+def reserve_for_others(count: int) -> None:
     """Exclude ``count`` bytes from this process's available memory: other processes will take them."""
-    global _left_to_others
-    _left_to_others = count
+    global _reserved_for_others
+    _reserved_for_others = count
 
 
 _UTIME, _STIME = 11, 12
@@ -108,9 +108,9 @@ def available_memory(
 ) -> int:
     """Return the available bytes: the kernel's MemAvailable, or what a cgroup leaves if that is less.
 
-    Memory left to others (:func:`leave_to_others`) is excluded.
+    Memory left to others (:func:`reserve_for_others`) is excluded.
     """
-    return max(0, memory(cgroup, membership, meminfo).available - _left_to_others)
+    return max(0, memory(cgroup, membership, meminfo).available - _reserved_for_others)
 
 
 def held_memory(pid: int) -> int:

@@ -14,7 +14,7 @@ from galley.formats.adapter import read_adapter
 from galley.graph.passes import PASSES
 from galley.ops.batch import Batch
 from galley.ops.executor import Executor, forward
-from galley.settings.engine import EngineSettings, ExecutorName, Quantize
+from galley.settings.engine import EngineSettings, ExecutorName, WeightDType
 from galley.types import Adapter
 from tests.adapters.peft import logits_of, make_adapter, merged
 from tests.checkpoints import random_ids
@@ -54,13 +54,13 @@ def executor_with(
     adapters: Sequence[Adapter],
     *,
     executor: ExecutorName = "cpu",
-    quantize: Quantize = "float32",
+    weight_dtype: WeightDType = "float32",
     without: tuple[str, ...] = (),
 ) -> Executor:
     settings = EngineSettings(
         executor=executor,
         dtype="float32",
-        quantize=quantize,
+        weight_dtype=weight_dtype,
         kv_dtype="float32",
         disable_pass=without,
         kv_cache_tokens=1024,
@@ -141,13 +141,13 @@ def test_models_of_other_forms_are_adapted_too(
     ("kind", "activations"), [("int8", "int8"), ("int4", "int8"), ("f16", "float32")]
 )
 def test_adapters_are_added_to_rounded_models(
-    kind: Quantize, activations: str, checkpoint: CheckpointMaker, tmp_path: Path
+    kind: WeightDType, activations: str, checkpoint: CheckpointMaker, tmp_path: Path
 ) -> None:
     """torch computes the reference: weights and inputs rounded, the adapter's inputs not rounded."""
     folder = checkpoint("llama")
     dtype = torch.float16 if kind == "f16" else torch.bfloat16
     mine = [make_adapter(tmp_path / str(i), folder, seed=i, dtype=dtype) for i in range(3)]
-    running = executor_with(folder, mine, quantize=kind)
+    running = executor_with(folder, mine, weight_dtype=kind)
     truth = rounding_executor(folder, kind, activations=activations, adapters=3)
     wear(truth, folder, mine)
     batch = batch_of(texts(), WEARS, running)
@@ -164,7 +164,7 @@ def bits(logits: Floats) -> Any:
 @pytest.mark.parametrize("isa", [ISAS[0], "portable"])
 @pytest.mark.parametrize("kind", ["float32", "bf16", "int8"])
 def test_a_row_has_the_same_bits_alone_in_any_batch_and_without_passes(
-    kind: Quantize,
+    kind: WeightDType,
     isa: str,
     checkpoint: CheckpointMaker,
     adapters: dict[str, list[Adapter]],
@@ -172,7 +172,7 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_without_passes(
 ) -> None:
     monkeypatch.setenv("GALLEY_CPU_ISA", isa)
     folder, mine = checkpoint("llama-mqa-odd"), adapters["llama-mqa-odd"]
-    running = executor_with(folder, mine, quantize=kind)
+    running = executor_with(folder, mine, weight_dtype=kind)
     whole = batch_of(texts(), WEARS, running)
     together = bits(forward(running, whole))
     starts = np.asarray(whole.starts)
@@ -189,7 +189,7 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_without_passes(
     few = msgspec.structs.replace(whole, wanted=wanted)
     assert np.array_equal(bits(forward(running, few)), together[wanted])
     for without in (("merge-linears",), ("hoist-select-rows",), tuple(PASSES)):
-        plain = executor_with(folder, mine, quantize=kind, without=without)
+        plain = executor_with(folder, mine, weight_dtype=kind, without=without)
         assert np.array_equal(bits(forward(plain, few)), together[wanted]), without
 
 

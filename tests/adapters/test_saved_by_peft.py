@@ -26,7 +26,7 @@ def test_logits_are_those_of_peft(name: str) -> None:
     base = FOLDER / "base"
     settings = EngineSettings(
         dtype="float32",
-        quantize="float32",
+        weight_dtype="float32",
         kv_dtype="float32",
         kv_cache_tokens=64,
         max_adapters=1,

@@ -81,7 +81,7 @@ def test_a_report_has_a_point_for_each_kind_of_work(folder: Path) -> None:
         return 1e9
 
     info, points = bench_engine(
-        settings(folder, quantize="int8"), workload, MACHINE, read_rate, progress.append
+        settings(folder, weight_dtype="int8"), workload, MACHINE, read_rate, progress.append
     )
     assert len(rates) == 2 * workload.runs
     assert info.path == str(folder)

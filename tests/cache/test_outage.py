@@ -19,7 +19,7 @@ WIDE = Bounds(bytes=1 << 30, entries=1000, seconds=3600)
 
 
 def cache_of(server: RedisServer) -> ResponseCache:
-    return ResponseCache(RedisStore(server.url, WIDE, patience=0.5), WIDE)
+    return ResponseCache(RedisStore(server.url, WIDE, timeout=0.5), WIDE)
 
 
 async def stored(cache: ResponseCache, number: int, size: int = 100) -> None:

@@ -11,13 +11,13 @@ BEFORE = [{"role": "system", "content": "Be brief."}, {"role": "user", "content"
 HELLO = {"role": "assistant", "content": "Hi"}
 
 
-def asked(*messages: dict[str, Any], around: object = (), turns: int = 3) -> Question | None:
+def question_in(*messages: dict[str, Any], around: object = (), turns: int = 3) -> Question | None:
     return question_of(messages, around, most_turns=turns)
 
 
 def test_only_the_text_of_the_last_message_is_compared() -> None:
-    first = asked(*BEFORE, HELLO, LAST)
-    other = asked(*BEFORE, HELLO, LAST | {"content": "How do you do?"})
+    first = question_in(*BEFORE, HELLO, LAST)
+    other = question_in(*BEFORE, HELLO, LAST | {"content": "How do you do?"})
     assert first is not None
     assert other is not None
     assert (first.text, other.text) == ("How are you?", "How do you do?")
@@ -35,7 +35,7 @@ def test_only_the_text_of_the_last_message_is_compared() -> None:
     ],
 )
 def test_all_else_is_in_the_context(messages: tuple[dict[str, Any], ...]) -> None:
-    first, other = asked(*BEFORE, HELLO, LAST), asked(*messages)
+    first, other = question_in(*BEFORE, HELLO, LAST), question_in(*messages)
     assert first is not None
     assert other is not None
     assert first.context != other.context
@@ -45,7 +45,7 @@ def test_tools_and_parameters_are_in_the_context() -> None:
     contexts = {
         found.context
         for around in ((), ("tool",), (1,), (None,))
-        if (found := asked(LAST, around=around)) is not None
+        if (found := question_in(LAST, around=around)) is not None
     }
     assert len(contexts) == 4
 
@@ -66,17 +66,17 @@ def test_tools_and_parameters_are_in_the_context() -> None:
     ids=["answer", "prefill", "blank", "long", "image", "earlier image", "result", "call", "turns"],
 )
 def test_some_chats_are_not_compared(messages: tuple[dict[str, Any], ...]) -> None:
-    assert asked(*messages) is None
+    assert question_in(*messages) is None
 
 
 def test_numbers_of_any_size_are_compared() -> None:
     contexts = {
         found.context
         for number in (1, 2**64, 2**70, 1.0)
-        if (found := asked(LAST, around={"maximum": number})) is not None
+        if (found := question_in(LAST, around={"maximum": number})) is not None
     }
     assert len(contexts) == 4
 
 
 def test_no_messages_are_no_question() -> None:
-    assert asked() is None
+    assert question_in() is None

@@ -1,4 +1,4 @@
-"""Behaviour of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
+"""Behavior of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
 
 import asyncio
 import dataclasses
@@ -31,7 +31,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     if request.param == "sqlite":
         return lambda bounds: SqliteStore(tmp_path / "answers.sqlite", bounds)
     server: RedisServer = request.getfixturevalue("redis_server")
-    return lambda bounds: RedisStore(server.url, bounds, patience=5.0)
+    return lambda bounds: RedisStore(server.url, bounds, timeout=5.0)
 
 
 def test_what_is_put_is_found_by_this_process_and_the_next(opened: Open) -> None:
@@ -286,7 +286,7 @@ def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: RedisServer) -> None:
     async def work() -> None:
-        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        store = RedisStore(redis_server.url, WIDE, timeout=5.0)
         only = entry(1)
         await store.put(only)
         found = await asyncio.gather(*(store.get([only.key]) for _ in range(300)))
@@ -298,7 +298,7 @@ def test_a_burst_of_requests_shares_the_connections_to_redis(redis_server: Redis
 
 def test_a_changed_value_in_redis_is_a_miss(redis_server: RedisServer) -> None:
     async def work() -> None:
-        store = RedisStore(redis_server.url, WIDE, patience=5.0)
+        store = RedisStore(redis_server.url, WIDE, timeout=5.0)
         await store.put(entry(1))
         client = redis_server.client()
         [name] = client.keys("*:" + entry(1).key.hex())
@@ -320,13 +320,13 @@ def test_a_place_that_is_no_store_is_refused(place: str) -> None:
 
 
 def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(opened: Open) -> None:
-    asked: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
+    semantic: dict[str, Any] = {"question": "What is it?", "scope": b"s", "vector": b"vv"}
 
     async def work() -> None:
         writer, reader = opened(WIDE), opened(WIDE)
         assert await reader.follow("", 10) == ([], "", False)
         for number in range(5):
-            await writer.put(entry(number, **asked if number != 2 else {}))
+            await writer.put(entry(number, **semantic if number != 2 else {}))
         await writer.close()
         found, place, more = await reader.follow("", 3)
         assert [one.key for one in found] == [entry(number).key for number in (0, 1, 3)]
@@ -337,7 +337,7 @@ def test_questions_are_followed_in_the_order_in_which_any_process_stored_them(op
         assert ([one.key for one in found], more) == ([entry(4).key], False)
         writer = opened(WIDE)
         assert await writer.remove(Selection(keys=(entry(1).key.hex(),))) == 1
-        await writer.put(entry(0, **asked))
+        await writer.put(entry(0, **semantic))
         await writer.close()
         found, _, _ = await reader.follow(place, 3)
         assert [one.key for one in found] == [entry(0).key]

@@ -52,20 +52,20 @@ def test_a_model_that_loses_too_much_is_refused_with_what_would_pass(
 ) -> None:
     folder = checkpoint("llama")
     with pytest.raises(UnsupportedModel) as refused:
-        load_engine(settings("kl=0.02,top1=0.8", quantize="int4"), folder)
+        load_engine(settings("kl=0.02,top1=0.8", weight_dtype="int4"), folder)
     said = str(refused.value)
     assert "as int4" in said
     assert "mean KL divergence at most 0.02" in said
     assert "weight_dtype int8" in said
     with pytest.raises(UnsupportedModel, match="the checkpoint's own type"):
-        load_engine(settings("kl=0.0000001", quantize="int4"), folder)
+        load_engine(settings("kl=0.0000001", weight_dtype="int4"), folder)
 
 
 def test_inputs_are_tried_before_more_bytes(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     losses = {}
     for inputs in ("int8", "bfloat16"):
-        served = settings("kl=9", quantize="int8", activations=inputs, weight_cache=False)
+        served = settings("kl=9", weight_dtype="int8", activations=inputs, weight_cache=False)
         engine = load_engine(served, folder)
         assert engine.info.weights is not None
         losses[inputs] = engine.info.weights.kl
@@ -77,7 +77,7 @@ def test_inputs_are_tried_before_more_bytes(checkpoint: CheckpointMaker) -> None
     with pytest.raises(
         UnsupportedModel, match=r"settings that pass: activations bfloat16 with the same weights"
     ):
-        load_engine(settings(f"kl={between}", quantize="int8", weight_cache=False), folder)
+        load_engine(settings(f"kl={between}", weight_dtype="int8", weight_cache=False), folder)
 
 
 def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: CheckpointMaker) -> None:
@@ -85,7 +85,7 @@ def test_a_kind_of_half_the_bytes_is_tried_before_float32(checkpoint: Checkpoint
     with pytest.raises(
         UnsupportedModel, match=r"The cheapest settings that pass: weight_dtype (bf16|f16)$"
     ):
-        load_engine(settings("kl=0.0005", quantize="int8"), folder)
+        load_engine(settings("kl=0.0005", weight_dtype="int8"), folder)
 
 
 def test_a_quantized_checkpoint_is_compared_with_its_original(
@@ -127,7 +127,7 @@ def test_an_honest_model_passes_and_is_measured_once(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint("llama-mha-tied")
-    first = load_engine(settings("kl=0.02", quantize="int8"), folder).info.weights
+    first = load_engine(settings("kl=0.02", weight_dtype="int8"), folder).info.weights
     assert first is not None
     assert first.method == "rtn"
     assert first.kind.startswith("int8")
@@ -142,13 +142,13 @@ def test_an_honest_model_passes_and_is_measured_once(
         raise AssertionError("measured again")
 
     monkeypatch.setattr(gate, "Layerwise", not_again)
-    assert load_engine(settings("kl=0.03", quantize="int8"), folder).info.weights == first
+    assert load_engine(settings("kl=0.03", weight_dtype="int8"), folder).info.weights == first
     with pytest.raises(AssertionError, match="measured again"):
-        load_engine(settings("kl=0.03", quantize="int8", weight_cache=False), folder)
+        load_engine(settings("kl=0.03", weight_dtype="int8", weight_cache=False), folder)
 
 
 def test_results_are_listed_and_removed(checkpoint: CheckpointMaker) -> None:
-    load_engine(settings("kl=0.02", quantize="int8"), checkpoint("llama"))
+    load_engine(settings("kl=0.02", weight_dtype="int8"), checkpoint("llama"))
     listed = galley("cache", "list").stdout
     assert "quality gate of" in listed
     galley("cache", "prune", "--all")
@@ -164,7 +164,7 @@ def test_the_server_says_what_it_serves(checkpoint: CheckpointMaker, tmp_path: P
     folder = checkpoint("llama-mha-tied")
     log = tmp_path / "log"
     with Server(
-        folder, log, kv_cache_tokens=1024, quantize="int8", quality_gate="kl=0.02"
+        folder, log, kv_cache_tokens=1024, weight_dtype="int8", quality_gate="kl=0.02"
     ) as server:
         [card] = httpx.get(f"{server.url}/v1/models").json()["data"]
         weights = card["weights"]

@@ -18,7 +18,7 @@ from galley.calibration.sensitivity import (
     CorrectedBlock,
     Part,
     assign,
-    bytes_of_others,
+    bytes_without,
     parts_of,
 )
 from galley.engine.read_model import read_model
@@ -117,7 +117,7 @@ def test_sensitivity_is_that_of_the_whole_model(checkpoint: CheckpointMaker) -> 
     # The engine's own int8 has these groups, but no clipping.
     assert part.choices[0].kl == pytest.approx(divergence.loss().kl, rel=0.4)
     assert part.choices[0].kl > 0
-    assert bytes_of_others(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
+    assert bytes_without(model, names) + sum(p.choices[-1].bytes for p in found) == sum(
         np.prod(model.checkpoint.weights().info(name).shape) * 4
         for name in model.checkpoint.weights()
     )
@@ -129,16 +129,22 @@ def test_gptq_is_measured_as_gptq(checkpoint: CheckpointMaker) -> None:
     windows = [random_ids(1, 60), random_ids(2, 40)]
     calibration = [random_ids(seed, 64) for seed in range(3, 40)]
     _, factory = choose_executor("auto", "cpu")
-    asked = (model, factory, windows, linear_weights(model.program), [Scheme(4, 16), Scheme(4, 80)])
-    plain = parts_of(*asked)
-    by_gptq = parts_of(*asked, method="gptq", calibration=calibration)
+    arguments = (
+        model,
+        factory,
+        windows,
+        linear_weights(model.program),
+        [Scheme(4, 16), Scheme(4, 80)],
+    )
+    plain = parts_of(*arguments)
+    by_gptq = parts_of(*arguments, method="gptq", calibration=calibration)
     assert [p.names for p in plain] == [p.names for p in by_gptq]
     kls = [[part.choices[-2].kl for part in parts] for parts in (plain, by_gptq)]
     assert sum(kls[1]) < 0.9 * sum(kls[0])
     schemes = [[c.scheme.group for c in part.choices if c.scheme] for part in by_gptq]
     assert all(groups in ([0, 16], [80, 16], [0]) for groups in schemes), schemes
-    assert by_gptq == parts_of(*asked, method="gptq", calibration=calibration)  # as before
-    assert by_gptq != parts_of(*asked, method="gptq", calibration=calibration[1:])
+    assert by_gptq == parts_of(*arguments, method="gptq", calibration=calibration)  # as before
+    assert by_gptq != parts_of(*arguments, method="gptq", calibration=calibration[1:])
 
 
 def test_later_layers_of_a_block_compensate_the_error_of_one(checkpoint: CheckpointMaker) -> None:

@@ -13,7 +13,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": TEXT,
     "revision": TEXT,
     "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
-    "quantize": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
     "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8", "int4"]),
     "experts": st.sampled_from(["memory", "disk"]),
@@ -27,6 +27,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quality_gate": st.sampled_from(["", "kl=0.02", "top1=0.97,kl99=1.5"]),
     "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
+    "tensor_parallel": st.integers(2, 64),
+    "tensor_parallel_cpus": st.lists(st.sampled_from(["0-3", "4,6"]), max_size=2).map(tuple),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "sampling_defaults": st.lists(
         st.sampled_from(["temperature=0.5", "top_k=4", "max_tokens=100"]), max_size=2, unique=True
@@ -71,6 +73,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2, unique=True).map(
         tuple
     ),
+    "role": st.sampled_from(["off", "prefill", "decode", "both"]),
+    "kv_transfer": st.sampled_from(["127.0.0.1:0", "[::1]:0", "worker-1.example.com:0"]),
+    "kv_transfer_seconds": st.floats(0.01, 3600),
+    "kv_hold_seconds": st.floats(0.01, 3600),
+    "kv_peer": st.lists(st.sampled_from(["10.0.0.0/8", "::1"]), max_size=2).map(tuple),
+    "prefill_replica": st.lists(st.sampled_from(["10.0.0.7:8500"]), max_size=2).map(tuple),
+    "prefill_tokens": st.integers(1, 10**6),
+    "prefill_seconds": st.floats(0.01, 3600),
     "cluster_token_file": TEXT,
     "cluster_ca": TEXT,
     "cluster_cert": TEXT,
@@ -159,16 +169,27 @@ def _events_agree(settings: dict[str, Any], *, several: bool) -> bool:
     return alone and bool(settings.get("prefix_cache", True))
 
 
+def _roles_agree(settings: dict[str, Any]) -> bool:
+    role = settings.get("role", "off")
+    if settings.get("prefill_replica") and role not in ("decode", "both"):
+        return False
+    return bool(role == "off" or settings.get("prefix_cache", True))
+
+
 def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
         return False
     if settings.get("objective") and not settings.get("gateway_headers"):
         return False
+    if not _roles_agree(settings):
+        return False
     several = settings.get("models_dir") or settings.get("model_repository")
     if not _events_agree(settings, several=bool(several)):
         return False
     if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
+        return False
+    if settings.get("tensor_parallel_cpus") and not settings.get("tensor_parallel"):
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):

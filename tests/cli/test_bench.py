@@ -19,7 +19,7 @@ def test_the_machine_is_measured_and_written_down(tmp_path: Path) -> None:
 def test_the_engine_is_measured_and_written_down(tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
     work = ("--prompt", 24, "--decode", 2, "--context", 8, "--batch", "1,3", "--repeats", 1)
-    model = ("--executor", "cpu", "--quantize", "int4", "--threads", 1)
+    model = ("--executor", "cpu", "--weight-dtype", "int4", "--threads", 1)
     done = galley("bench", "engine", *work, *model, "--json", file)
     assert done.returncode == 0, done.stderr
     assert "prefill 24" in done.stdout
@@ -30,7 +30,7 @@ def test_the_engine_is_measured_and_written_down(tmp_path: Path) -> None:
         ("decode", 1, 2),
         ("decode", 3, 2),
     ]
-    assert page["settings"]["quantize"] == "int4"
+    assert page["settings"]["weight_dtype"] == "int4"
     assert page["settings"]["prefix_cache"] is False
     assert page["workload"]["context"] == 8
     assert all(p["python_ms"]["median"] > 0 for p in page["points"])

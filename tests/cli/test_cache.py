@@ -15,7 +15,7 @@ from galley.runtimes import optimized_graphs
 from galley.runtimes.onnx import OnnxOptions, load_model
 from galley.runtimes.optimized_graphs import stored
 from galley.runtimes.tensor_model import LoadSettings
-from galley.settings.engine import EngineSettings, Quantize
+from galley.settings.engine import EngineSettings, WeightDType
 from tests.runtimes import onnx_files
 
 from .command import galley
@@ -38,9 +38,9 @@ def model(checkpoint: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint, folder))
 
 
-def start(model: Path, kind: Quantize, *, days_ago: float = 0) -> Path:
+def start(model: Path, kind: WeightDType, *, days_ago: float = 0) -> Path:
     """Start with ``kind``; return the file that it leaves, with its last use in the past."""
-    load_engine(EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256), model)
+    load_engine(EngineSettings(model=str(model), weight_dtype=kind, kv_cache_tokens=256), model)
     background.finish()
     (path,) = packed_folder().glob(f"*-{kind}-*")
     used = time.time() - days_ago * DAY
@@ -75,7 +75,7 @@ def test_prune_without_options_takes_what_no_start_can_use(
     kept = start(model, "int4", days_ago=1000)
     gone = Path(shutil.copytree(model, tmp_path / "gone"))
     (packed_folder() / "torn.packed").write_bytes(b"galleypk")
-    load_engine(EngineSettings(model=str(gone), quantize="int8", kv_cache_tokens=256), gone)
+    load_engine(EngineSettings(model=str(gone), weight_dtype="int8", kv_cache_tokens=256), gone)
     background.finish()
     shutil.rmtree(gone)
     said = cache("prune", environ=environ)

@@ -14,7 +14,6 @@ from scripts import benchmarks_page
 from galley.observe.metrics import Metrics
 from galley.observe.resources import GPU_METRICS
 from galley.settings.config import Settings
-from galley.settings.fields import public_name
 from tests.cli.command import parsed_command
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +28,7 @@ def settings_table() -> list[str]:
     for field in dataclasses.fields(Settings):
         default = "" if field.default in (None, "", ()) else f"`{field.default}`".lower()
         help_text = field.metadata["help"]
-        rows.append(
-            f"| `{public_name(field)}` | {default} | {field.metadata['group']} | {help_text} |"
-        )
+        rows.append(f"| `{field.name}` | {default} | {field.metadata['group']} | {help_text} |")
     return rows
 
 

@@ -23,7 +23,7 @@ def table(output: str) -> dict[str, list[str]]:
 def test_the_table_has_a_row_for_each_pass_and_the_files_a_picture(tmp_path: Path) -> None:
     html, svg = tmp_path / "graph.html", tmp_path / "graph.svg"
     done = galley(
-        *("graph", "--quantize", "int4", "--threads", "1", "--repeats", "1"),
+        *("graph", "--weight-dtype", "int4", "--threads", "1", "--repeats", "1"),
         *("--html", html, "--svg", svg),
     )
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def test_passes_that_are_left_out_have_no_row() -> None:
 def test_activations_that_stay_floats_are_prepared_for_no_layer() -> None:
     done = galley(
         *("graph", "--threads", "1", "--repeats", "1"),
-        *("--quantize", "int4", "--activations", "float32"),
+        *("--weight-dtype", "int4", "--activations", "float32"),
     )
     assert done.returncode == 0, done.stderr
     rows = table(done.stdout)
@@ -75,7 +75,10 @@ def test_a_speech_model_shows_its_decoder(tmp_path: Path) -> None:
         (["--disable-pass", "melt"], "unknown pass 'melt'; passes: hoist-select-rows"),
         (["--svg", "nowhere/graph.svg"], "nowhere does not exist"),
         (["--max-running", "3"], "No such option"),
-        (["--quantize", "bf16", "--activations", "int8"], "activations is 'int8', but executor"),
+        (
+            ["--weight-dtype", "bf16", "--activations", "int8"],
+            "activations is 'int8', but executor",
+        ),
         (["--activations", "int3"], "'int3' is not one of"),
     ],
 )

@@ -49,7 +49,9 @@ def test_examples_of_the_help_are_command_lines_that_parse(command: str) -> None
     found: click.Command = app
     for name in command.split():
         assert isinstance(found, click.Group)
-        found = found.commands[name]
+        command_named = found.get_command(click.Context(found), name)
+        assert command_named
+        found = command_named
     assert isinstance(found, Command)
     assert found.examples
     shown = " ".join(CliRunner().invoke(app, [*command.split(), "--help"]).output.split())
@@ -133,6 +135,27 @@ def test_help_imports_nothing_heavy(command: tuple[str, ...]) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys\n"
+        "from galley.cli.main import app\n"
+        "app(['keygen', '--help'], standalone_mode=False)\n"
+        "print(*(name for name in app.list_commands(None) if f'galley.cli.{name}' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "keygen"
+
+
+def test_commands_are_listed_under_their_names() -> None:
+    context = click.Context(app)
+    named = {name: app.get_command(context, name) for name in app.list_commands(context)}
+    assert {name: command.name for name, command in named.items() if command} == {
+        name: name for name in named
+    }
 
 
 def test_wrong_settings_are_one_line_and_exit_code_2(tmp_path: Path) -> None:

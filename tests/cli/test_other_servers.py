@@ -77,7 +77,7 @@ def test_a_flag_without_a_counterpart_says_what_to_use(flag: Flag, name: str) ->
 
 
 def test_types_of_other_names_are_taken() -> None:
-    assert parsed("--dtype", "half") == parsed("--dtype=float16") == parsed("--quantize", "f16")
+    assert parsed("--dtype", "half") == parsed("--dtype=float16") == parsed("--weight-dtype", "f16")
     assert parsed("--dtype", "float") == parsed("--dtype", "float32")
     with pytest.raises(click.BadParameter, match="'int9'"):
         parsed("--dtype", "int9")

@@ -14,6 +14,7 @@ import pytest
 
 from galley import LLM, SamplingParams
 from galley.formats.source import BUNDLED_MODELS
+from tests.thorough import unless
 
 from .command import environment, free_port, galley
 
@@ -48,7 +49,7 @@ def read_until(process: subprocess.Popen[bytes], text: bytes) -> bytes:
     return output
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, unless(False, signal.SIGTERM)])
 def test_answers_then_serving_until_stopped(checkpoint: Path, stop: signal.Signals) -> None:
     port = free_port()
     process = start(checkpoint, port, GALLEY_API_KEY="key")

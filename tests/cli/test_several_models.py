@@ -27,7 +27,8 @@ def load(text: str, tmp_path: Path, *models: str, **given: Any) -> Settings:
 
 def summary(settings: Settings) -> dict[str, tuple[str, str]]:
     return {
-        model.served_model_name: (model.model, model.quantize) for model in settings.each_model()
+        model.served_model_name: (model.model, model.weight_dtype)
+        for model in settings.each_model()
     }
 
 
@@ -57,10 +58,10 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
     file = (
         "threads: 3\nmodels: {a: {max-running: 2}, b: {threads: 1, kv_memory_fraction: 0.4}, c: }"
     )
-    a, b, c = load(file, tmp_path, quantize="int8", model="org/shared").each_model()
+    a, b, c = load(file, tmp_path, weight_dtype="int8", model="org/shared").each_model()
     assert [m.threads for m in (a, b, c)] == [3, 1, 3]
     assert [m.max_running for m in (a, b, c)] == [2, None, None]
-    assert [m.quantize for m in (a, b, c)] == ["int8"] * 3
+    assert [m.weight_dtype for m in (a, b, c)] == ["int8"] * 3
     assert [m.model for m in (a, b, c)] == ["org/shared", "org/shared", ""]
     # Memory is shared by all.
     assert [m.kv_memory_fraction for m in (a, b, c)] == [0.5 / 3, 0.4, 0.5 / 3]
@@ -78,8 +79,8 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
         (["chat="], r"the model of chat is empty; .*galley-demo"),
         (["chat=a/b", "chat.model="], r"the model of chat is empty"),
         (
-            ["chat=a/b", "chat.quantise=int4"],
-            r"chat: unknown setting 'quantise'; known: .*weight_dtype",
+            ["chat=a/b", "chat.quant=int4"],
+            r"chat: unknown setting 'quant'; known: .*weight_dtype",
         ),
         (["chat=a/b", "chat.port=1"], r"unknown setting 'port'"),
         (["chat=a/b", "chat.quantize=int3"], r"chat: quantize: 'int3' is not one of"),

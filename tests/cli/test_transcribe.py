@@ -55,7 +55,7 @@ def test_a_file_without_a_header_is_read_as_flags_say(
     assert "needs sample_rate" in missing.stderr
 
 
-def test_flags_of_speech_detection_and_channels_are_honoured(whisper: Path, short: Path) -> None:
+def test_flags_of_speech_detection_and_channels_are_honored(whisper: Path, short: Path) -> None:
     unheard = galley("transcribe", short, *model(whisper), "--vad-threshold", "1")
     assert (unheard.returncode, unheard.stdout) == (0, "")
     assert "no speech was found" in unheard.stderr
@@ -115,7 +115,7 @@ def test_a_recording_comes_from_the_standard_input(
 def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     """Arguments that would overwrite something, or are invalid, are refused before anything is loaded."""
     a, b, text = (tmp_path / name for name in ("a.wav", "a.mp3", "a.txt"))
-    for files, told in (
+    for files, shown in (
         ((a, b), f"the transcripts of two files would both be written to {text}"),
         ((a, text), f"the transcripts of two files would both be written to {text}"),
         ((text, tmp_path / "b.wav"), f"would overwrite the recording {text}"),
@@ -123,7 +123,7 @@ def test_no_recording_is_overwritten(tmp_path: Path) -> None:
     ):
         done = galley("transcribe", *files)
         assert done.returncode == 2
-        assert told in done.stderr
+        assert shown in done.stderr
     empty = galley("transcribe", "-", environ={"GALLEY_MODEL": "galley-demo-speech"})
     assert (empty.returncode, empty.stdout) == (1, "")
     assert "the standard input is empty" in empty.stderr
@@ -139,8 +139,8 @@ def test_words_have_times(whisper: Path, short: Path) -> None:
     assert whole["segments"][0]["start"] == whole["words"][0]["start"]
     done = galley(*arguments, "srt", "--max-line-width", "12")
     lines = list(srt.parse(done.stdout))
-    told = "".join(line.content for line in lines)
-    assert "".join(told.split()) == "".join(whole["text"].split())
+    shown = "".join(line.content for line in lines)
+    assert "".join(shown.split()) == "".join(whole["text"].split())
     # A longer word has its own line.
     assert all(len(line.content) <= 12 or " " not in line.content for line in lines)
     for options in (["text"], ["json", "--max-line-width", "12"]):

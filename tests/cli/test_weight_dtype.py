@@ -34,17 +34,17 @@ def test_each_name_and_spelling_means_the_same_in_each_place(
     name: str, written: str, means: str, tmp_path: Path
 ) -> None:
     flag = f"--{name.replace('_', '-')}"
-    assert parse([flag, written]).settings().quantize == means
-    assert parse([f"{flag}={written}"], kind=EngineSettings).settings().quantize == means
-    assert load(tmp_path, f"{name}: {written}").quantize == means
-    assert load(tmp_path, f"{name.replace('_', '-')}: {written}").quantize == means
-    assert load(tmp_path, **{f"GALLEY_{name.upper()}": written}).quantize == means
+    assert parse([flag, written]).settings().weight_dtype == means
+    assert parse([f"{flag}={written}"], kind=EngineSettings).settings().weight_dtype == means
+    assert load(tmp_path, f"{name}: {written}").weight_dtype == means
+    assert load(tmp_path, f"{name.replace('_', '-')}: {written}").weight_dtype == means
+    assert load(tmp_path, **{f"GALLEY_{name.upper()}": written}).weight_dtype == means
     models = named_models(["chat=org/a", f"chat.{name}={written}"])
-    assert [m.quantize for m in Settings(models=models).each_model()] == [means]
+    assert [m.weight_dtype for m in Settings(models=models).each_model()] == [means]
     [own] = load(tmp_path, f"models: {{chat: {{model: a, {name}: {written}}}}}").each_model()
-    assert own.quantize == means
+    assert own.weight_dtype == means
     given: dict[str, Any] = by_field(EngineSettings, {name: written}, source="here")
-    assert EngineSettings(**given).quantize == means
+    assert EngineSettings(**given).weight_dtype == means
 
 
 @pytest.mark.parametrize("setting", ["dtype", "kv_dtype", "activations"])
@@ -74,20 +74,22 @@ def test_a_source_that_gives_both_names_is_refused(tmp_path: Path) -> None:
 def test_a_flag_wins_over_a_file_by_either_name(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("quantize: int4", encoding="utf-8")
-    assert parse(["--config", str(path)]).settings().quantize == "int4"
-    assert parse(["--config", str(path), "--weight-dtype", "int8"]).settings().quantize == "int8"
+    assert parse(["--config", str(path)]).settings().weight_dtype == "int4"
+    assert (
+        parse(["--config", str(path), "--weight-dtype", "int8"]).settings().weight_dtype == "int8"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_in_this_process_takes_either_name(name: str) -> None:
     arguments: dict[str, Any] = {name: "bfloat16"}
     with LLM(**arguments, kv_cache_tokens=1024, executor="cpu") as llm:
-        assert llm.info.require_program().quantize == "bf16"
+        assert llm.info.require_program().weight_dtype == "bf16"
     invalid: dict[str, Any] = {name: "int3"}
     with pytest.raises(SettingsError, match="weight_dtype: 'int3' is not one of auto, float32, bf"):
         LLM(**invalid)
-    with pytest.raises(SettingsError, match=r"galley\.LLM: unknown setting 'quantise'"):
-        LLM(quantise="int4")
+    with pytest.raises(SettingsError, match=r"galley\.LLM: unknown setting 'quant'"):
+        LLM(quant="int4")
 
 
 @pytest.mark.parametrize("flag", ["--weight-dtype", "--precision"])

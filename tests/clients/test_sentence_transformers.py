@@ -23,13 +23,13 @@ POOLINGS = {"qwen3": "lasttoken", "modernbert": "cls_token"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("quantize", "least"), [("float32", 0.99999), ("int8", 0.999)])
-def test_vectors(variant: str, quantize: Any, least: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weight_dtype", "least"), [("float32", 0.99999), ("int8", 0.999)])
+def test_vectors(variant: str, weight_dtype: Any, least: float, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder = make_model(tmp_path, variant, pooling=POOLINGS.get(variant, "mean_tokens"))
     theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     expected = theirs.encode(TEXTS)
-    with galley.LLM(folder, threads=1, quantize=quantize) as llm:
+    with galley.LLM(folder, threads=1, weight_dtype=weight_dtype) as llm:
         got = llm.embed(TEXTS)
     for one, other in zip(got, expected, strict=True):
         assert cosine(one, other) > least
@@ -42,7 +42,7 @@ def test_scores(variant: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path, variant, labels=1)
     theirs = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     expected = theirs.predict([(TEXTS[0], text) for text in TEXTS[1:]])
-    with galley.LLM(folder, threads=1, quantize="float32") as llm:
+    with galley.LLM(folder, threads=1, weight_dtype="float32") as llm:
         got = llm.rerank(TEXTS[0], TEXTS[1:])
     assert got == pytest.approx(expected.tolist(), abs=2e-5)
     assert np.std(got) > 1e-3

@@ -51,13 +51,13 @@ def test_the_second_text_has_token_types_if_the_model_uses_them(tmp_path: Path) 
         assert ("token_type_ids" in encoded) is types
         second = encoded["token_type_ids"].index(1) if types else 0
         expected = scored(folder, [(encoded["input_ids"], second)])
-        with galley.LLM(folder, threads=1, quantize="float32") as llm:
+        with galley.LLM(folder, threads=1, weight_dtype="float32") as llm:
             assert llm.rerank(TEXTS[0], [TEXTS[1]]) == pytest.approx(expected, abs=2e-5)
         scores += expected
     assert abs(scores[0] - scores[1]) > 1e-3
 
 
-def test_what_cannot_be_honoured_is_refused(llm: galley.LLM) -> None:
+def test_what_cannot_be_honored_is_refused(llm: galley.LLM) -> None:
     with pytest.raises(RequestError, match=r"texts\[1\] has 242 tokens.*truncate=True"):
         llm.embed(["cat", LONG])
     assert llm.embed(["cat", LONG], truncate=True).shape == (2, 48)

@@ -38,8 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     [
         ({"executor": "reference"}, 0.99999),
         ({"executor": "cpu"}, 0.99999),
-        ({"executor": "cpu", "quantize": "bf16"}, 0.999),
-        ({"executor": "cpu", "quantize": "int8"}, 0.999),
+        ({"executor": "cpu", "weight_dtype": "bf16"}, 0.999),
+        ({"executor": "cpu", "weight_dtype": "int8"}, 0.999),
     ],
     ids=["reference", "float32", "bf16", "int8"],
 )
@@ -84,7 +84,7 @@ def test_scores_of_pairs_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("variant", ["bert", "qwen3", "modernbert"])
-@pytest.mark.parametrize("settings", [{"executor": "reference"}, {"quantize": "int8"}], ids=str)
+@pytest.mark.parametrize("settings", [{"executor": "reference"}, {"weight_dtype": "int8"}], ids=str)
 def test_bits_do_not_depend_on_the_batch(
     variant: str, settings: dict[str, Any], model: Maker
 ) -> None:

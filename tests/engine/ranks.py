@@ -12,8 +12,7 @@ import pytest
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.parallel import factory
-from galley.engine.parallel.frames import Channel
-from galley.engine.parallel.rank import run
+from galley.engine.parallel.rank import serve_rank
 from galley.settings.engine import EngineSettings
 
 
@@ -21,7 +20,7 @@ class ThreadRank:
     """Stands in for the process of a rank."""
 
     def __init__(self, connection: socket.socket, memory: int) -> None:
-        self._thread = threading.Thread(target=run, args=(Channel(connection), memory))
+        self._thread = threading.Thread(target=serve_rank, args=(connection, memory))
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> int:

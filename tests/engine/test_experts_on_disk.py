@@ -21,7 +21,7 @@ from galley.ops.executor import ExpertCounts, forward
 from galley.ops.packed_cache import cached_files
 from galley.ops.packed_files import Entry, map_file
 from galley.server.ledger import ledger_lines
-from galley.settings.engine import EngineSettings, Quantize
+from galley.settings.engine import EngineSettings, WeightDType
 from galley.types.engine_stats import EngineStats, ReplicaStatus
 from galley.types.model_info import Ledger, ModelInfo
 from tests.conftest import CheckpointMaker
@@ -84,17 +84,17 @@ def counts_of(executor: CpuExecutor, run: Any) -> ExpertCounts:
 
 
 @pytest.mark.parametrize(
-    ("variant", "quantize"),
+    ("variant", "weight_dtype"),
     [("mixtral", "int4"), ("qwen3-moe", "float32"), ("qwen3-moe", "int8"), ("gpt-oss", "bf16")],
 )
 def test_the_same_bits_with_the_experts_of_one_layer_in_memory(
-    checkpoint: CheckpointMaker, cache: Path, variant: str, quantize: Quantize
+    checkpoint: CheckpointMaker, cache: Path, variant: str, weight_dtype: WeightDType
 ) -> None:
     folder = checkpoint(variant)
-    whole, in_memory = loaded(settings(quantize=quantize, weight_cache=False), folder)
+    whole, in_memory = loaded(settings(weight_dtype=weight_dtype, weight_cache=False), folder)
     expected = steps(in_memory)
     assert in_memory.expert_counts() == ExpertCounts()
-    least = settings(quantize=quantize, experts="disk")
+    least = settings(weight_dtype=weight_dtype, experts="disk")
     smallest = dataclasses.replace(least, expert_cache_bytes=_least_bytes(least, folder))
     assert not cached_files(cache)
     for start in ("packs", "finds them packed"):
@@ -129,7 +129,9 @@ def _check(got: list[npt.NDArray[np.float32]], expected: list[npt.NDArray[np.flo
 def test_with_room_for_all_each_expert_is_read_once(
     checkpoint: CheckpointMaker, cache: Path
 ) -> None:
-    ledger, executor = loaded(settings(quantize="int8", experts="disk"), checkpoint("qwen3-moe"))
+    ledger, executor = loaded(
+        settings(weight_dtype="int8", experts="disk"), checkpoint("qwen3-moe")
+    )
     assert ledger.experts == ledger.experts_on_disk
     steps(executor)
     again = counts_of(executor, lambda: steps(executor))
@@ -139,7 +141,7 @@ def test_with_room_for_all_each_expert_is_read_once(
 
 
 def test_those_used_last_stay(checkpoint: CheckpointMaker) -> None:
-    made = settings(quantize="int8", experts="disk")
+    made = settings(weight_dtype="int8", experts="disk")
     least = _least_bytes(made, checkpoint("qwen3-moe"))
     _, executor = loaded(
         dataclasses.replace(made, expert_cache_bytes=least), checkpoint("qwen3-moe")
@@ -155,7 +157,7 @@ def test_those_used_last_stay(checkpoint: CheckpointMaker) -> None:
 
 def test_experts_are_not_mapped(checkpoint: CheckpointMaker, cache: Path) -> None:
     """A limit on the address space (``ulimit -v``) would count mappings, and touched pages are memory."""
-    made = settings(quantize="int8", experts="disk")
+    made = settings(weight_dtype="int8", experts="disk")
     for experts in ("memory", "disk"):  # the second uses what the first has written
         loaded(dataclasses.replace(made, experts=experts), checkpoint("mixtral"))
         [file] = cached_files(cache)
@@ -171,10 +173,10 @@ def test_greedy_texts_are_the_same_and_the_stats_say_what_was_read(
     checkpoint: CheckpointMaker,
 ) -> None:
     folder = checkpoint("qwen3-moe")
-    made: dict[str, Any] = {"quantize": "int4", "kv_cache_tokens": 1024, "threads": 2}
+    made: dict[str, Any] = {"weight_dtype": "int4", "kv_cache_tokens": 1024, "threads": 2}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     prompts = [PROMPT[:n] for n in (2, 5, 11)]
-    least = _least_bytes(settings(quantize="int4", experts="disk"), folder)
+    least = _least_bytes(settings(weight_dtype="int4", experts="disk"), folder)
     with LLM(str(folder), **made) as llm:
         expected = [output.token_ids for output in llm.generate(prompts, params)]
     with LLM(str(folder), **made, experts="disk", expert_cache_bytes=least) as llm:
@@ -214,7 +216,7 @@ def test_the_error_for_too_little_memory_suggests_the_disk(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint("qwen3-moe")
-    made = settings(quantize="int4", experts="disk")
+    made = settings(weight_dtype="int4", experts="disk")
     least = _least_bytes(made, folder)
     small = dataclasses.replace(made, expert_cache_bytes=least)
     ledger, _ = loaded(small, folder)
@@ -226,7 +228,7 @@ def test_the_error_for_too_little_memory_suggests_the_disk(
 
     monkeypatch.setattr(engine_memory, "available_memory", lambda: ledger.total)
     with pytest.raises(EngineFailed, match="does not fit in memory") as error:
-        load_engine(settings(quantize="int4"), folder)
+        load_engine(settings(weight_dtype="int4"), folder)
     changes = str(error.value).splitlines()[1:]
     [change] = [line for line in changes if "--experts disk" in line]
     assert "a token then reads up to" in change
@@ -248,7 +250,7 @@ def test_the_error_for_too_little_memory_suggests_the_disk(
 def test_damaged_experts_are_packed_anew(
     checkpoint: CheckpointMaker, cache: Path, start: str
 ) -> None:
-    folder, made = checkpoint("mixtral"), settings(quantize="int8", experts="disk")
+    folder, made = checkpoint("mixtral"), settings(weight_dtype="int8", experts="disk")
     expected = steps(loaded(made, folder)[1])
     [file] = cached_files(cache)
     data = bytearray(file.path.read_bytes())
@@ -259,7 +261,7 @@ def test_damaged_experts_are_packed_anew(
 
 
 def test_experts_that_cannot_be_read_end_the_step(checkpoint: CheckpointMaker, cache: Path) -> None:
-    made = settings(quantize="int8", experts="disk")
+    made = settings(weight_dtype="int8", experts="disk")
     made = dataclasses.replace(made, expert_cache_bytes=_least_bytes(made, checkpoint("mixtral")))
     _, executor = loaded(made, checkpoint("mixtral"))
     expected = steps(executor)

@@ -39,7 +39,7 @@ def test_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return len(calls)
 
     assert [measured(), measured()] == [1, 0]
-    assert [measured(quantize="int8"), measured(quantize="int8")] == [1, 0]
+    assert [measured(weight_dtype="int8"), measured(weight_dtype="int8")] == [1, 0]
     assert [measured(draft_model=str(folder)), measured(draft_model=str(folder))] == [1, 0]
     assert [measured(threads=2), measured()] == [1, 0]
     assert [measured(weight_cache=False), measured(speculation="off")] == [1, 0]

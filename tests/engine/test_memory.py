@@ -12,7 +12,7 @@ from galley.graph.program import KVGroup
 from galley.machine import FOLDER_VARIABLE
 from galley.ops import background
 from galley.ops.packed_cache import cached_files
-from galley.settings.engine import EngineSettings, Quantize
+from galley.settings.engine import EngineSettings, WeightDType
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import Ledger
 from tests.conftest import CheckpointMaker
@@ -31,19 +31,19 @@ def loaded(settings: EngineSettings, folder: Path) -> tuple[Ledger, int]:
     return ledger, executor.kv_bytes_per_block() * engine.stats.kv_total_blocks
 
 
-@pytest.mark.parametrize("quantize", ["float32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("weight_dtype", ["float32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("variant", ["llama", "llama-mha-tied", "mistral-window", "qwen2-window"])
 def test_weights_and_cache_are_what_is_packed_and_allocated(
     checkpoint: CheckpointMaker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     variant: str,
-    quantize: Quantize,
+    weight_dtype: WeightDType,
 ) -> None:
     """The packed file on disk is the reference for matrices; everything else is float32."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     folder = checkpoint(variant)
-    ledger, kv = loaded(dataclasses.replace(SETTINGS, quantize=quantize), folder)
+    ledger, kv = loaded(dataclasses.replace(SETTINGS, weight_dtype=weight_dtype), folder)
     background.finish()
     [file] = cached_files(tmp_path / "packed")
     assert file.header is not None

@@ -23,25 +23,29 @@ from galley.graph.divide import divide
 from galley.machine import FOLDER_VARIABLE
 from galley.ops import background
 from galley.ops.batch import Batch
+from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
-from galley.ops.packed_files import cached_files
+from galley.ops.packed_cache import cached_files
+from galley.runtimes.library import refuse_settings
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
 from tests.adapters.peft import make_adapter
 from tests.checkpoints import KNOWN_OPS, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
+from tests.embedding.checkpoints import make_model
+from tests.embedding.running import loaded, vectors_of
 from tests.engine.ranks import divided, start_thread
 from tests.engine.requests import request, run, seen
-from tests.native.harness import Floats, ragged
+from tests.native.harness import Floats, aligned, ragged
 from tests.thorough import long, some_of
 
 LENGTHS = (1, 19, 40)
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "int8": {"quantize": "int8", "kv_dtype": "int8"},
-    "int4": {"quantize": "int4", "kv_dtype": "int4"},
+    "int8": {"weight_dtype": "int8", "kv_dtype": "int8"},
+    "int4": {"weight_dtype": "int4", "kv_dtype": "int4"},
     "float32": {"dtype": "float32"},
-    "bf16": {"dtype": "bfloat16", "quantize": "bf16"},
+    "bf16": {"dtype": "bfloat16", "weight_dtype": "bf16"},
 }
 
 
@@ -90,6 +94,17 @@ def test_no_division_changes_a_bit(variant: str, kind: str, checkpoint: Checkpoi
     assert_same_bits(checkpoint(variant), (2, 4), kind=kind)
 
 
+@pytest.mark.parametrize("variant", ["phi3", "mixtral", pytest.param("deepseek-v3", marks=long)])
+def test_the_reference_executor_is_divided_too(variant: str, checkpoint: CheckpointMaker) -> None:
+    """torch's products of other sizes may round otherwise, but only in the last bits."""
+    folder = checkpoint(variant)
+    chosen: dict[str, Any] = {"kind": "float32", "executor": "reference"}
+    expected = all_logits(load_engine(settings_of(folder, **chosen), folder)._executor)
+    with divided(settings_of(folder, 2, **chosen), folder) as engine:
+        for got, wanted in zip(all_logits(engine._executor), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("variant", ["llama", pytest.param("qwen3-moe", marks=long)])
 def test_chunks_of_rows_wider_than_a_slot_together(
     variant: str, checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
@@ -107,11 +122,13 @@ def texts(engine: Engine) -> dict[str, tuple[object, ...]]:
     wishes: list[tuple[list[int], dict[str, Any]]] = [
         (repeated, {"max_tokens": 20, "temperature": 0.0, "logprobs": 2}),
         (repeated, {"max_tokens": 20, "temperature": 0.9, "seed": 3, "penalties": True}),
-        (repeated[:33], {"max_tokens": 6, "num_beams": 2}),
         (random_ids(5, 70), {"max_tokens": 20, "temperature": 0.0, "prompt_logprobs": 1}),
         ([9], {"max_tokens": 30, "temperature": 0.7, "seed": 1, "few": True}),
         ([9, 9], {"max_tokens": 12, "temperature": 0.7, "seed": 2, "grammar": grammar}),
     ]
+    assert engine.info.text is not None
+    if not engine.info.text.recurrent:
+        wishes.append((repeated[:33], {"max_tokens": 6, "num_beams": 2}))
     found: dict[str, tuple[object, ...]] = {}
     for round_ in range(2):
         made = [request(10 * round_ + i, *wish, engine) for i, wish in enumerate(wishes)]
@@ -125,9 +142,9 @@ def texts(engine: Engine) -> dict[str, tuple[object, ...]]:
 def test_texts_are_those_of_one_process(variant: str, checkpoint: CheckpointMaker) -> None:
     """Prompts in chunks, preemption, cached prefixes, draft tokens, grammars, beams, log-probabilities."""
     folder = checkpoint(variant)
-    chosen = {"max_batch_tokens": 32, "kv_cache_tokens": 512, "speculation": "auto"}
+    chosen: dict[str, Any] = {"max_batch_tokens": 32, "kv_cache_tokens": 512, "speculation": "auto"}
     if variant == "granite-hybrid":
-        chosen |= {"kv_cache_tokens": 2048}
+        chosen["kv_cache_tokens"] = 2048
     plain = load_engine(settings_of(folder, **chosen), folder)
     expected = texts(plain)
     with divided(settings_of(folder, 2, **chosen), folder) as engine:
@@ -156,7 +173,7 @@ def test_adapters_are_divided_with_the_matrices(
                 found.setdefault(output.request_id, []).extend(output.tokens)
         return found
 
-    chosen = {"kind": "float32", "max_adapters": 2, "kv_cache_tokens": 8192}
+    chosen: dict[str, Any] = {"kind": "float32", "max_adapters": 2, "kv_cache_tokens": 8192}
     expected = tokens(load_engine(settings_of(folder, **chosen), folder))
     assert len({tuple(text) for text in expected.values()}) == 4
     for ranks in (2, 4):
@@ -170,6 +187,38 @@ def expand_one(
     return expand(prompt, params, engine.info, request_id=name)
 
 
+@pytest.mark.parametrize("variant", ["bert", "modernbert", "qwen3"])
+def test_vectors_are_those_of_one_process(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path, variant, pooling="mean_tokens", normalize=True)
+    prompts = [random_ids(n, n + 4) for n in (1, 20, 60)]
+    prompts = [[token % 100 for token in ids] for ids in prompts]
+    expected = vectors_of(loaded(folder), prompts)
+    monkeypatch.setattr(factory, "start_rank", start_thread)
+    engine = loaded(folder, tensor_parallel=2)
+    for got, wanted in zip(vectors_of(engine, prompts), expected, strict=True):
+        assert np.array_equal(got, wanted)
+    engine.close()
+
+
+def test_a_draft_model_stays_whole(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("llama")
+    chosen: dict[str, Any] = {"speculation": "draft", "draft_model": str(checkpoint("qwen3"))}
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+    def tokens(engine: Engine) -> list[int]:
+        [made] = expand_one(engine, [5, 6, 7], params, "r")
+        return [token for output in run(engine, [made])[made.id] for token in output.tokens]
+
+    expected = tokens(load_engine(settings_of(folder, kind="float32"), folder))
+    with divided(settings_of(folder, 2, kind="float32", **chosen), folder) as engine:
+        assert tokens(engine) == expected
+        draft = engine._speculation._draft_model
+        assert draft is not None
+        assert isinstance(draft._executor, CpuExecutor)
+
+
 def test_blocks_of_all_ranks_are_kept_on_disk(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     folder, prompt = checkpoint("llama"), [(7 * i) % 90 + 5 for i in range(150)]
 
@@ -178,9 +227,9 @@ def test_blocks_of_all_ranks_are_kept_on_disk(checkpoint: CheckpointMaker, tmp_p
         outputs: list[Output] = run(engine, [request(0, prompt, wish, engine)])["r0-0"]
         return seen({"r": outputs})["r"], max(output.cached_tokens for output in outputs)
 
-    chosen = {"kv_cache_tokens": 512}
+    chosen: dict[str, Any] = {"kv_cache_tokens": 512}
     expected, _ = answer(load_engine(settings_of(folder, **chosen), folder))
-    chosen |= {"prefix_cache_dir": str(tmp_path)}
+    chosen["prefix_cache_dir"] = str(tmp_path)
     for cached in (0, 144):
         with divided(settings_of(folder, 2, **chosen), folder) as engine:
             assert answer(engine) == (expected, cached)
@@ -193,7 +242,7 @@ def test_each_rank_keeps_its_part_of_the_packed_weights(
     """A second start packs nothing, and the parts together are little more than the whole."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     folder = make_checkpoint(tmp_path / "model", "llama", hidden_size=128, vocab_size=640)
-    chosen = {"kind": "int8", "weight_cache": True}
+    chosen: dict[str, Any] = {"kind": "int8", "weight_cache": True}
     sizes: dict[int, list[int]] = {}
     for ranks in (1, 2):
         with divided(settings_of(folder, ranks, **chosen), folder) as engine:
@@ -218,7 +267,7 @@ def test_experts_on_disk_are_divided_too(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     folder = checkpoint("qwen3-moe")
     expected = all_logits(load_engine(settings_of(folder), folder)._executor)
-    chosen = {"experts": "disk", "weight_cache": True}
+    chosen: dict[str, Any] = {"experts": "disk", "weight_cache": True}
     with divided(settings_of(folder, 2, **chosen), folder) as engine:
         for got, wanted in zip(all_logits(engine._executor), expected, strict=True):
             assert np.array_equal(got.view(np.int32), wanted.view(np.int32))
@@ -270,10 +319,13 @@ def test_what_cannot_be_divided_is_refused(
 
     llama = checkpoint("llama")
     assert "4 attention heads share 2 KV heads" in refusal(llama, 8)
+    monkeypatch.setattr("galley.engine.parallel.factory._EXECUTORS", ("cpu",))
     assert "executor 'reference' computes models whole" in refusal(
         llama, kind="float32", executor="reference"
     )
     assert "speech models are not divided" in refusal(checkpoint("whisper"))
+    with pytest.raises(SettingsError, match=r"tensor_parallel is 2, but m\.onnx is of a library"):
+        refuse_settings(EngineSettings(model="m.onnx", tensor_parallel=2), "is of a library")
     with pytest.raises(SettingsError, match="tensor_parallel_cpus is given"):
         settings_of(llama, 1, tensor_parallel_cpus=("0",))
     assert "1 lists of CPUs" in refusal(llama, tensor_parallel_cpus=("0",))
@@ -297,15 +349,13 @@ def test_cpus_are_those_of_numa_nodes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_communicator_says_what_is_wrong() -> None:
-    size = _native.Communicator.bytes(2, 64)
-    memory = np.zeros(size + 64, np.uint8)
-    memory = memory[-memory.ctypes.data % 64 :]
+    memory = aligned(_native.Communicator.bytes(2, 64))
     for arguments in ((0, 0, 64), (2, 2, 64), (-1, 2, 64), (0, 2, 60), (0, 2, 128)):
         with pytest.raises(ValueError, match=r"rank|slots|small"):
-            _native.Communicator(memory[:size], *arguments, 1000)
-    shared = _native.Communicator(memory[:size], 0, 2, 64, 1000)
+            _native.Communicator(memory, *arguments, 1000)
+    shared = _native.Communicator(memory, 0, 2, 64, 1000)
     assert not shared.failed
-    _native.Communicator(memory[:size], 1, 2, 64, 1000).fail()
+    _native.Communicator(memory, 1, 2, 64, 1000).fail()
     assert shared.failed
 
 
@@ -315,10 +365,7 @@ def test_options_name_each_chosen_matrix_by_its_part(checkpoint: CheckpointMaker
     part = divide(model.program, 1, 2)
     name = "model.layers.0.mlp.up_proj.weight"
     [own] = [n for n, p in part.parts.items() if p.source == name]
-    assert part.kinds({name: "bf16"}) == {own: "bf16"}
-    assert part.kinds({"model.embed_tokens.weight": "bf16"}) == {
-        "model.embed_tokens.weight": "bf16"
-    }
+    assert part.kinds({name: "bf16", "model.norm.weight": "int8"}) == {own: "bf16"}
     weights = part.weights(model.weights)
     assert weights[own].shape == weights.info(own).shape
     assert len(weights) == len(list(weights))

@@ -192,4 +192,4 @@ def test_experts_in_bf16_run_in_bf16() -> None:
     """This holds although their files keep the router in float32."""
     for name in ("qwen2moe", "qwen3moe", "mixtral", "gpt-oss"):
         options = read_model(EngineSettings(), FOLDER / f"{name}.gguf").options
-        assert (options.dtype, options.quantize) == ("bfloat16", "bf16")
+        assert (options.dtype, options.weight_dtype) == ("bfloat16", "bf16")

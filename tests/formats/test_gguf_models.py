@@ -46,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def galleys_logits(path: Path) -> Floats:
     floats: dict[str, Any] = {
         "activations": "float32",
-        "quantize": "float32",
+        "weight_dtype": "float32",
         "kv_dtype": "float32",
     }
     model = read_model(EngineSettings(**floats), path)

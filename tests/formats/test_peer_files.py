@@ -89,7 +89,7 @@ def test_keys_and_values_have_8_bits_if_the_checkpoint_was_made_for_them() -> No
     def kv_dtype(name: str, **settings: Any) -> str:
         return read_model(EngineSettings(**settings), FOLDER / name).options.kv_dtype
 
-    assert kv_dtype("fp8-kv8") == kv_dtype("fp8-kv8", quantize="int4") == "int8"
+    assert kv_dtype("fp8-kv8") == kv_dtype("fp8-kv8", weight_dtype="int4") == "int8"
     assert kv_dtype("fp8-kv8", kv_dtype="bfloat16") == "bfloat16"
     assert kv_dtype("fp8-kv8", dtype="float32") == "float32"
     assert kv_dtype("w8a8-static") != "int8"

@@ -38,7 +38,7 @@ def galleys_logits(path: Path, ids: list[int], **settings: Any) -> Floats:
     """Return logits in float32, by the native executor."""
     floats: dict[str, Any] = {
         "activations": "float32",
-        "quantize": "float32",
+        "weight_dtype": "float32",
         "kv_dtype": "float32",
     }
     model = read_model(EngineSettings(**{**floats, **settings}), path)

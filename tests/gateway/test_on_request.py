@@ -52,11 +52,11 @@ def models(*names: str, fitting: int) -> list[Weightless]:
     return [Weightless(name, memory_holds) for name in names]
 
 
-def run(models: list[Weightless], *wanted: Weightless, most: int = 9, patience: float = 9) -> None:
+def run(models: list[Weightless], *wanted: Weightless, most: int = 9, timeout: float = 9) -> None:
     """Request models one after another."""
 
     async def ask() -> None:
-        loader = OnRequest(models, most=most, patience=patience)
+        loader = OnRequest(models, most=most, timeout=timeout)
         try:
             for model in wanted:
                 await loader.ensure(model, time.monotonic() + 60)
@@ -85,7 +85,7 @@ def test_without_memory_the_error_names_the_other_models() -> None:
     with pytest.raises(
         MemoryPressure, match="no room for b, because other models have requests: a"
     ):
-        run([a, b], a, b, patience=0.3)
+        run([a, b], a, b, timeout=0.3)
     assert a.memory_holds == {"a"}
 
 

@@ -22,7 +22,7 @@ from galley.models.registry import build_program
 from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
-from galley.settings.engine import Activations, EngineSettings, Quantize
+from galley.settings.engine import Activations, EngineSettings, WeightDType
 from tests.checkpoints import KNOWN_OPS, VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, Floats, quantized, ragged
@@ -33,14 +33,14 @@ LENGTHS = (1, 19, 40)
 
 def settings_of(
     folder: Path,
-    kind: Quantize = "auto",
+    kind: WeightDType = "auto",
     activations: Activations = "auto",
     disabled: tuple[str, ...] = (),
 ) -> EngineSettings:
     return EngineSettings(
         model=str(folder),
         executor="cpu",
-        quantize=kind,
+        weight_dtype=kind,
         activations=activations,
         dtype="bfloat16" if kind == "bf16" else "float32",
         kv_dtype="int8" if kind == "int8" else "auto",
@@ -65,12 +65,12 @@ def all_logits(executor: Executor) -> list[Floats]:
     ("variant", "layers"),
     [
         *((v, ("int8", "int8")) for v in VARIANTS if v in KNOWN_OPS),
-        *some_of([v for v in VARIANTS if v not in KNOWN_OPS], LAYERS, of=3),
+        *some_of([v for v in VARIANTS if v not in KNOWN_OPS], LAYERS, of=4),
     ],
     ids=str,
 )
 def test_no_pass_changes_a_bit(
-    variant: str, layers: tuple[Quantize, Activations], checkpoint: CheckpointMaker
+    variant: str, layers: tuple[WeightDType, Activations], checkpoint: CheckpointMaker
 ) -> None:
     folder, (kind, activations) = checkpoint(variant), layers
     model = read_model(settings_of(folder, kind, activations), folder)

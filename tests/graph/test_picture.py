@@ -49,7 +49,7 @@ def test_models_of_whole_texts_are_measured_and_drawn(
     variant: str, made: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = make_model(tmp_path, variant, max_position_embeddings=50, **made)
-    settings = EngineSettings(threads=1, quantize="int8", weight_cache=False)
+    settings = EngineSettings(threads=1, weight_dtype="int8", weight_cache=False)
     model = read_model(settings, folder)
     stages = list(measure_stages(model, repeats=1))
     assert [stage.name for stage in stages] == stage_names(model)

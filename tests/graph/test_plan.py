@@ -10,7 +10,7 @@ from galley.graph.passes import PASSES, run_passes
 from galley.graph.plan import Lifetime, least_arena, plan_arena
 from galley.models.registry import build_program
 from galley.ops.lowering import lower
-from galley.settings.engine import Activations, Quantize
+from galley.settings.engine import Activations, WeightDType
 from tests.checkpoints import VARIANTS
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, quantized
@@ -43,7 +43,7 @@ def test_nothing_needs_no_room() -> None:
 @pytest.mark.parametrize("disabled", [(), tuple(PASSES)], ids=["passes", "plain"])
 def test_models_are_planned_as_tightly_as_liveness_allows(
     disabled: tuple[str, ...],
-    kind: Quantize,
+    kind: WeightDType,
     activations: Activations,
     checkpoint: CheckpointMaker,
 ) -> None:

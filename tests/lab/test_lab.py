@@ -1,5 +1,6 @@
 """``galley lab``: verdicts, pages, and runs that go on where they were."""
 
+import json
 import math
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -7,17 +8,23 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+import numpy as np
 import pytest
 
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
+from galley.demo.speech import CALL
 from galley.errors import SettingsError
 from galley.lab.bench import Lab
 from galley.lab.experiment import Figure, Finding, judge, verdict
+from galley.lab.experiments.codecs import CODECS
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, find, read_results
+from galley.lab.speech import recordings, through
 from galley.settings.engine import EngineSettings
+from galley.speech.audio import Recording
+from galley.speech.features import SAMPLE_RATE
 from tests.cli.command import galley
 from tests.lab.findings import CONDITIONS, TWICE, finding, results
 from tests.thorough import long
@@ -145,6 +152,31 @@ def test_a_run_measures_what_the_file_lacks(tmp_path: Path) -> None:
     assert other.returncode == 2
     assert "run 'quick', now 'full'" in other.stderr
     assert """other settings 'defaults', now '{"activations": "float32"}'""" in other.stderr
+
+
+def test_a_recording_comes_back_from_each_codec() -> None:
+    time = np.arange(2 * SAMPLE_RATE) / SAMPLE_RATE
+    tone = (0.3 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
+    for codec in CODECS:
+        file = through(tone, *codec[1:])
+        with Recording(file) as blocks:
+            read = np.concatenate(list(blocks))
+        assert len(read) == pytest.approx(len(tone), abs=0.15 * SAMPLE_RATE)
+        spectrum = np.abs(np.fft.rfft(read[SAMPLE_RATE // 2 : SAMPLE_RATE]))
+        assert 2 * np.argmax(spectrum) == pytest.approx(440, abs=4), codec.name
+        if codec.bits is not None:
+            assert 8 * len(file) / 2 < 2.5 * codec.bits
+
+
+def test_experiments_on_speech_read_given_recordings(tmp_path: Path) -> None:
+    lines = [{"audio": str(CALL), "text": "one"}, {"audio": str(CALL), "text": "two"}]
+    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    lab = Lab(EngineSettings(), False, results().peaks, recordings=tmp_path / "calls.jsonl")
+    found = recordings(lab)
+    assert [one.text for one in found] == ["one", "two"]
+    [call] = recordings(replace(lab, recordings=None))
+    assert call.text.startswith("Hello, is this the helpline?")
+    assert np.array_equal(call.samples, found[0].samples)
 
 
 @long

@@ -107,9 +107,10 @@ def test_text_and_score_are_those_of_transformers(
         assert score == pytest.approx(expected.sequences_scores.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("timestamps", [False, True])
-@pytest.mark.parametrize("variant", WHISPER_VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "timestamps", "executor"),
+    each_pair(tuple(WHISPER_VARIANTS), (False, True), EXECUTORS),
+)
 def test_five_beams_of_whisper_are_those_of_transformers(
     variant: str, timestamps: bool, executor: ExecutorName, checkpoint: CheckpointMaker
 ) -> None:
@@ -212,7 +213,7 @@ def test_logits_that_leave_nothing_end_the_search() -> None:
         assert search.finished == []
 
 
-def test_what_a_search_cannot_honour_is_refused(checkpoint: CheckpointMaker) -> None:
+def test_what_a_search_cannot_honor_is_refused(checkpoint: CheckpointMaker) -> None:
     with LLM(checkpoint("llama"), executor="reference", threads=1, kv_cache_tokens=160) as llm:
         for change in (
             {"temperature": 0.5},

@@ -49,7 +49,7 @@ KINDS = ["sliding_attention", "full_attention"]
 LAYERS = {"layer_types": KINDS, "sliding_window": 8}
 
 
-def turned(config: dict[str, Any]) -> list[tuple[Any, float]]:
+def rotated(config: dict[str, Any]) -> list[tuple[Any, float]]:
     """Return frequencies and scale of each layer's queries."""
     ops = [op for op in build_program(config).ops if op.name == "rope"]
     return [(np.array(op.attrs["inv_freq"]), op.attrs["scale"]) for op in ops[::2]]
@@ -67,7 +67,7 @@ def truth(config: dict[str, Any], folder: Path) -> Any:
 def test_frequencies_are_those_of_transformers(family: str, said: str, tmp_path: Path) -> None:
     config = {**SHAPE, "model_type": family, **SAID[said]}
     expected = truth(config, tmp_path)
-    for inv_freq, scale in turned(config):
+    for inv_freq, scale in rotated(config):
         assert np.allclose(inv_freq, expected.inv_freq.numpy(), rtol=1e-6)
         assert scale == pytest.approx(expected.attention_scaling)
 
@@ -87,7 +87,7 @@ def test_layers_with_a_window_are_not_scaled(
 ) -> None:
     config = {**SHAPE, **LAYERS, "model_type": family, "head_dim": 12, **said}
     expected = truth(config, tmp_path)
-    for kind, (inv_freq, _) in zip(KINDS, turned(config), strict=True):
+    for kind, (inv_freq, _) in zip(KINDS, rotated(config), strict=True):
         wanted = getattr(expected, f"{kind}_inv_freq").numpy()
         assert np.allclose(inv_freq, wanted, rtol=1e-6), kind
 

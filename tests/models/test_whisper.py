@@ -11,7 +11,7 @@ from galley.ops.executor import encode
 from galley.ops.reference import ReferenceExecutor
 from galley.ops.reference_step import Step
 from galley.ops.tiles import Tiles
-from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
+from galley.settings.engine import DType, EngineSettings, ExecutorName, WeightDType
 from galley.types import blocks_for
 from tests.checkpoints import (
     WHISPER_VARIANTS,
@@ -93,14 +93,14 @@ def test_a_window_has_the_same_bits_alone_and_in_any_batch(
         assert np.array_equal(together, np.concatenate([alone[i] for i in order])), order
 
 
-@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", "auto"), ("float32", "int8")])
+@pytest.mark.parametrize(("dtype", "weight_dtype"), [("bfloat16", "auto"), ("float32", "int8")])
 @pytest.mark.parametrize("variant", WHISPER_VARIANTS)
 def test_rounded_weights_stay_near_float32(
-    variant: str, dtype: DType, quantize: Quantize, checkpoint: CheckpointMaker
+    variant: str, dtype: DType, weight_dtype: WeightDType, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint(variant)
     window, prompt = random_features(3, 128 if "128" in variant else 80, 150), random_ids(3, 50)
     exact = run(executor_of(folder), [window], [prompt])
-    rounded = run(executor_of(folder, dtype, quantize=quantize), [window], [prompt])
+    rounded = run(executor_of(folder, dtype, weight_dtype=weight_dtype), [window], [prompt])
     error = np.abs(rounded - exact)
     assert 0 < error.mean() < 0.03 * np.abs(exact).max()

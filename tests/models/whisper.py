@@ -24,7 +24,7 @@ from galley.ops.batch import Batch, CrossContext, EncoderBatch
 from galley.ops.choice import executor_factory
 from galley.ops.executor import Executor, encode, forward
 from galley.service.speech_requests import align_request, transcribe_requests
-from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
+from galley.settings.engine import DType, EngineSettings, ExecutorName, WeightDType
 from galley.types import EngineRequest, Output, blocks_for
 from galley.types.audio import NO_RULES, EncoderInput, SpeechInfo, SpeechRules, TimestampRules
 from tests.checkpoints import (
@@ -151,10 +151,10 @@ def executor_of(
     folder: Path,
     dtype: DType = "float32",
     name: ExecutorName = "reference",
-    quantize: Quantize = "auto",
+    weight_dtype: WeightDType = "auto",
 ) -> Executor:
     settings = EngineSettings(
-        model=str(folder), dtype=dtype, quantize=quantize, executor=name, threads=1
+        model=str(folder), dtype=dtype, weight_dtype=weight_dtype, executor=name, threads=1
     )
     model = read_model(settings, folder)
     executor = executor_factory(name)(model.program, model.weights, model.options)

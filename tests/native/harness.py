@@ -32,13 +32,13 @@ from galley.ops.reference_step import Step
 from galley.ops.tiles import Tiles
 from galley.quant.int8_inputs import dynamic_int8, input_group
 from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
-from galley.settings.engine import Activations, DType, EngineSettings, KVType, Quantize
+from galley.settings.engine import Activations, DType, EngineSettings, KVType, WeightDType
 from galley.types import BLOCK_TOKENS
 
 Floats = npt.NDArray[np.float32]
 ISAS: Final = _native.supported_isas()
-KINDS: Final[tuple[Quantize, ...]] = ("float32", "bf16", "f16", "int8", "int4")
-LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
+KINDS: Final[tuple[WeightDType, ...]] = ("float32", "bf16", "f16", "int8", "int4")
+LAYERS: Final[tuple[tuple[WeightDType, Activations], ...]] = (
     ("float32", "float32"),
     ("bf16", "bfloat16"),
     ("f16", "float32"),
@@ -54,6 +54,13 @@ LAYERS: Final[tuple[tuple[Quantize, Activations], ...]] = (
 EVERY_ISA: Final = ("llama-mqa-odd", "mistral-window", "gemma2", "qwen3")
 """Variants with everything that differs between instruction sets; others compare these by kernel."""
 KV_TYPES: Final[tuple[KVType, ...]] = ("float32", "bfloat16", "int8", "int4")
+
+
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed memory that begins at a cache line."""
+    memory = np.zeros(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + size]
 
 
 def as_weight(values: Floats) -> DenseWeight:
@@ -84,14 +91,14 @@ def input_layout(
 
 
 def pack_as(kind: str, *parts: DenseWeight, threads: int = 1) -> _native.Packed:
-    """Round dense tensors as the setting ``quantize`` does."""
+    """Round dense tensors as the setting ``weight_dtype`` does."""
     return pack(parts, rounded_kind(kind, parts[0].shape[1]), threads=threads)
 
 
-def quantized(program: Program, quantize: str, activations: str) -> Program:
+def quantized(program: Program, weight_dtype: str, activations: str) -> Program:
     """Return the program with kinds and quantized inputs, as the native executor's passes receive it."""
-    kinds = plan_kinds(program, quantize)
-    inputs = plan_activations(kinds, quantize, activations, isa="portable")
+    kinds = plan_kinds(program, weight_dtype)
+    inputs = plan_activations(kinds, weight_dtype, activations, isa="portable")
     return quantize_inputs(program.with_kinds(kinds), inputs)
 
 
@@ -158,7 +165,7 @@ def program_of(folder: Path) -> Program:
 
 def cpu_executor(
     folder: Path,
-    quantize: Quantize,
+    weight_dtype: WeightDType,
     *,
     dtype: DType = "float32",
     activations: Activations = "auto",
@@ -172,7 +179,7 @@ def cpu_executor(
         activations=activations,
         kv_dtype=kv_dtype,
         executor="cpu",
-        quantize=quantize,
+        weight_dtype=weight_dtype,
         kv_cache_tokens=4096,
         threads=threads,
         speculation="off",  # step times are only measured for speculation
@@ -239,12 +246,12 @@ ROUNDING: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
-def input_rounding(activations: str, quantize: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the rounding of linear layers' inputs to int8, in groups that fit ``quantize``."""
+def input_rounding(activations: str, weight_dtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the rounding of linear layers' inputs to int8, in groups that fit ``weight_dtype``."""
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         depth = x.shape[1]
-        columns = input_group(rounded_kind(quantize, depth), depth)
+        columns = input_group(rounded_kind(weight_dtype, depth), depth)
         return torch.from_numpy(dynamic_int8(x.numpy(), columns))
 
     return grouped if activations == "int8" else ROUNDING[activations]
@@ -259,15 +266,15 @@ _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
 }
 
 
-def dequantized(weight: Weight, quantize: str) -> DenseWeight:
-    """Return a dense tensor rounded by ``quantize``, as float32."""
+def dequantized(weight: Weight, weight_dtype: str) -> DenseWeight:
+    """Return a dense tensor rounded by ``weight_dtype``, as float32."""
     assert isinstance(weight, DenseWeight)
-    return dataclasses.replace(as_weight(_DEQUANTIZED[quantize](weight)), name=weight.name)
+    return dataclasses.replace(as_weight(_DEQUANTIZED[weight_dtype](weight)), name=weight.name)
 
 
 def rounding_executor(
     folder: Path,
-    quantize: Quantize,
+    weight_dtype: WeightDType,
     *,
     activations: str = "float32",
     kv_dtype: KVType = "float32",
@@ -281,7 +288,7 @@ def rounding_executor(
     """
     checkpoint = Checkpoint.open(folder)
     program = program_of(folder)
-    kinds = plan_kinds(program, quantize)
+    kinds = plan_kinds(program, weight_dtype)
     program = with_adapters(program) if adapters else program
     weights = LoadedWeights(
         {
@@ -294,16 +301,16 @@ def rounding_executor(
         weights,
         ExecutorOptions(
             dtype="float32",
-            quantize="float32",
+            weight_dtype="float32",
             kv_dtype="float32",
             device="cpu",
             threads=1,
             adapters=adapters,
         ),
     )
-    executor.rounding = input_rounding(activations, quantize)
+    executor.rounding = input_rounding(activations, weight_dtype)
     routers = {name: kinds[name] for name in program.routers}
-    planned = plan_activations(kinds, quantize, activations, choose_isa(os.environ))
+    planned = plan_activations(kinds, weight_dtype, activations, choose_isa(os.environ))
     executor.routing = ROUNDING[
         next((planned[kind.name] for kind in routers.values()), activations)
     ]

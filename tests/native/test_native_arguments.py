@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from galley import _native
-from tests.native.harness import as_weight, input_layout, pack_as
+from tests.native.harness import aligned, as_weight, input_layout, pack_as
 
 ARENA: Final = 1024
 VOCAB: Final = 8
@@ -22,6 +22,9 @@ ROUNDED: Final = (512, 128, 0)
 """The slot of rows in the form that ``layout()`` describes."""
 WORK: Final = (0, ARENA, 0)
 """Work space for two choices: rows for gate, rows for up, and their products, each 128 bytes."""
+
+ALONE: Final = _native.Communicator(aligned(_native.Communicator.bytes(1, 128)), 0, 1, 128, 1000)
+"""The only rank, whose slots have one row of a buffer."""
 
 BIASES: Final = (np.ones(2 * WIDTH, np.float32),) * 3
 ANGLES: Final = [1.0, 0.5, 0.25, 0.125]
@@ -65,7 +68,12 @@ def ops() -> dict[str, tuple[Any, ...]]:
         "cross_attention": (0, 4, 1.0, X, Y),
         "cross_weights": (0, 4, [1, 2], 0, 1.0, X),
         "route": (None, 8, 2, "softmax", True, 1.0, 4, 2, 1, X, Y),
-        "experts": (expert, expert, expert, *BIASES, 2, 1.0, 0.0, False, None, WORK, X, Y, Z),
+        "experts": (
+            *(expert, expert, expert, *BIASES, 2, 1.0, 0.0, False),
+            *([], None, None, WORK, X, Y, Z),
+        ),
+        "all_gather": (ALONE, [WIDTH], False, X, Y),
+        "embed_part": (matrix, [matrix.outputs], ALONE, Y),
         "sigmoid_scale": (WIDTH, X, Y, Z),
         "sigmoid_mul": (WIDTH, None, X, Y, Z),
         "causal_conv": (KERNELS, ONES, 0, 4, WIDTH, X, Y),
@@ -192,9 +200,12 @@ def test_layers_that_do_not_exist_are_refused(name: str) -> None:
         ("route", (None, 8, 2, "argmax", True, 1.0, 4, 2, 1, X, Y), "neither softmax nor sigmoid"),
         (
             "experts",
-            ([], [], [], None, None, None, 1, 1.0, 0.0, False, None, WORK, X, Y, Z),
+            ([], [], [], None, None, None, 1, 1.0, 0.0, False, [], None, None, WORK, X, Y, Z),
             "three matrices",
         ),
+        ("all_gather", (ALONE, [WIDTH, WIDTH], False, X, Y), "one width for each rank"),
+        ("all_gather", (ALONE, [0], False, X, Y), "no columns"),
+        ("all_gather", (ALONE, [WIDTH + 1], False, X, Y), "wider than a slot"),
         ("sigmoid_scale", (WIDTH + 1, X, Y, Z), "narrower"),
         ("causal_conv", (KERNELS, None, 0, 3, WIDTH, X, Y), "one kernel for each channel"),
         ("causal_conv", (ONES, None, 0, 1, WIDTH, X, Y), "two rows at least"),

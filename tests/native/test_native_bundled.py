@@ -10,7 +10,7 @@ import pytest
 from galley.demo import MODEL_DIR, heldout
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE
-from galley.settings.engine import Activations, Quantize
+from galley.settings.engine import Activations, WeightDType
 from recipes.assistant.tokenizer import encode_turns, load_tokenizer
 from tests.native.harness import ISAS, Floats, cpu_executor, ragged, rounding_executor, softmax
 from tests.thorough import unless
@@ -45,12 +45,12 @@ def logits_of(executor: Executor) -> Floats:
 
 
 @cache
-def truth(kind: Quantize) -> Floats:
+def truth(kind: WeightDType) -> Floats:
     """Return the logits of torch in float32 on the same canonical weights."""
     return logits_of(rounding_executor(MODEL_DIR, kind))
 
 
-LIMITS: Mapping[tuple[Quantize, Activations], tuple[float, float]] = {
+LIMITS: Mapping[tuple[WeightDType, Activations], tuple[float, float]] = {
     ("float32", "auto"): (1e-4, 1e-4),
     ("bf16", "bfloat16"): (1e-2, 2e-2),
     ("int8", "bfloat16"): (1e-2, 2e-2),
@@ -72,7 +72,7 @@ BEST_ISA_FIRST = [unless(isa == ISAS[0], isa) for isa in ISAS]
 @pytest.mark.parametrize("isa", BEST_ISA_FIRST)
 @pytest.mark.parametrize(("kind", "activations"), LIMITS)
 def test_floats_keep_the_logits(
-    kind: Quantize, activations: Activations, isa: str, monkeypatch: pytest.MonkeyPatch
+    kind: WeightDType, activations: Activations, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     got = logits_of(cpu_executor(MODEL_DIR, kind, activations=activations))
@@ -85,7 +85,7 @@ def test_floats_keep_the_logits(
 @pytest.mark.parametrize("isa", BEST_ISA_FIRST)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_integer_activations_keep_the_distribution(
-    kind: Quantize, isa: str, monkeypatch: pytest.MonkeyPatch
+    kind: WeightDType, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     expected, got = truth(kind), logits_of(cpu_executor(MODEL_DIR, kind))

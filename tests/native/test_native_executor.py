@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.isa import ISA_VARIABLE, choose_isa
 from galley.ops.kinds import choose_activations
-from galley.settings.engine import Activations, DType, ExecutorName, Quantize
+from galley.settings.engine import Activations, DType, ExecutorName, WeightDType
 from tests.checkpoints import ROUTED, VARIANTS, make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
 from tests.models.chunks import executor_of, run_chunks
@@ -41,14 +42,14 @@ def run_all(executor: Executor, ids: list[int]) -> Floats:
 
 @cache
 def torch_logits(
-    folder: Path, kind: Quantize, activations: Activations = "float32", length: int = LENGTH
+    folder: Path, kind: WeightDType, activations: Activations = "float32", length: int = LENGTH
 ) -> Floats:
     """Return torch's logits of random tokens, which are the same for every instruction set."""
     truth = rounding_executor(folder, kind, activations=activations)
     return run_all(truth, random_ids(1, length))
 
 
-def layers_of(variant: str) -> Sequence[tuple[Quantize, Activations]]:
+def layers_of(variant: str) -> Sequence[tuple[WeightDType, Activations]]:
     """Return the kinds of linear layers to compare: all, or in ``make test`` a third of most variants'."""
     if THOROUGH or variant in EVERY_ISA:
         return LAYERS
@@ -95,7 +96,7 @@ def test_rounded_activations_cost_little(
 ) -> None:
     monkeypatch.setenv(ISA_VARIABLE, isa)
     ids = random_ids(1, 400)
-    cases: tuple[tuple[Quantize, Activations, float, float], ...] = (
+    cases: tuple[tuple[WeightDType, Activations, float, float], ...] = (
         ("bf16", "bfloat16", 1e-2, 0.98),
         ("int8", "bfloat16", 1e-2, 0.98),
         ("int4", "bfloat16", 1e-2, 0.98),
@@ -146,7 +147,7 @@ def test_dtype_alone_chooses_the_weights(calm: Path) -> None:
 )
 def test_bits_do_not_depend_on_batches_chunks_or_threads(
     variant: str,
-    layers: tuple[Quantize, Activations],
+    layers: tuple[WeightDType, Activations],
     isa: str,
     checkpoint: CheckpointMaker,
     monkeypatch: pytest.MonkeyPatch,
@@ -240,12 +241,15 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
     from galley import LLM
 
     folder = checkpoint("llama")
-    with pytest.raises(SettingsError, match=r"quantize is 'float32'.*'bfloat16'.*executor 'cpu'"):
-        LLM(folder, quantize="float32", dtype="bfloat16", executor="reference")
+    with pytest.raises(
+        SettingsError, match=r"weight_dtype is 'float32'.*'bfloat16'.*executor 'cpu'"
+    ):
+        LLM(folder, weight_dtype="float32", dtype="bfloat16", executor="reference")
     with pytest.raises(SettingsError, match=r"device is 'cuda'.*'cpu' only"):
         LLM(folder, device="cuda", executor="cpu")
     with pytest.raises(SettingsError, match=r"weight_dtype: 'int3' is not one of"):
-        LLM(folder, quantize="int3", executor="cpu")
+        LLM(folder, weight_dtype=cast(Any, "int3"), executor="cpu")
+    kind: Any
     for kind, activations, choices, others in (
         ("float32", "int8", "float32", "int8 or int4"),
         ("bf16", "int8", "bfloat16 or float32", "int8 or int4"),
@@ -256,13 +260,13 @@ def test_what_an_executor_cannot_do_is_refused(checkpoint: CheckpointMaker) -> N
             rf"leave it out, or set weight_dtype to {others}$"
         )
         with pytest.raises(SettingsError, match=message):
-            LLM(folder, quantize=kind, activations=activations, executor="cpu")
+            LLM(folder, weight_dtype=kind, activations=activations, executor="cpu")
     with pytest.raises(
         SettingsError, match="threads must be at least 1 and at most 1024, got 2000"
     ):
         LLM(folder, threads=2000)
     with pytest.raises(SettingsError, match=r"activations is 'int8', .*'float32'.*executor 'cpu'"):
-        LLM(folder, quantize="int8", activations="int8", executor="reference")
+        LLM(folder, weight_dtype="int8", activations="int8", executor="reference")
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -282,14 +286,16 @@ def test_bf16_weights_meet_what_the_instruction_set_is_fastest_with(
     ("kind", "activations"), [("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int8")]
 )
 def test_activations_are_rounded_by_default(
-    kind: Quantize, activations: Activations, checkpoint: CheckpointMaker
+    kind: WeightDType, activations: Activations, checkpoint: CheckpointMaker
 ) -> None:
     from galley import LLM
 
     ids = random_ids(5, 60)
 
     def scores(executor: ExecutorName, wanted: Activations, becomes: str) -> Floats:
-        with LLM(checkpoint("llama"), quantize=kind, activations=wanted, executor=executor) as llm:
+        with LLM(
+            checkpoint("llama"), weight_dtype=kind, activations=wanted, executor=executor
+        ) as llm:
             assert llm.info.require_program().activations == becomes
             assert llm.info.require_program().kv_dtype == (
                 "float32" if becomes == "float32" else "bfloat16"

@@ -17,7 +17,7 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.isa import ISA_VARIABLE
 from galley.ops.reference import ReferenceExecutor
-from galley.settings.engine import Quantize
+from galley.settings.engine import WeightDType
 from galley.types import BLOCK_TOKENS
 from tests.native.harness import ISAS, KINDS, Floats, as_weight
 from tests.thorough import examples
@@ -78,9 +78,11 @@ def weights_of(program: Program, seed: int) -> Weights:
     )
 
 
-def executor(kind: type[Any], program: Program, weights: Weights, quantize: Quantize) -> Executor:
+def executor(
+    kind: type[Any], program: Program, weights: Weights, weight_dtype: WeightDType
+) -> Executor:
     options = ExecutorOptions(
-        dtype="float32", quantize=quantize, kv_dtype="float32", device="cpu", threads=2
+        dtype="float32", weight_dtype=weight_dtype, kv_dtype="float32", device="cpu", threads=2
     )
     made: Executor = kind(program, weights, options)
     made.allocate_kv(BLOCKS)
@@ -161,7 +163,7 @@ def test_logits_are_the_references(
 @settings(max_examples=examples(20))
 @given(config=configs(), seed=st.integers(0, 2**32), requests=requests())
 def test_rows_have_the_bits_that_they_have_alone(
-    kind: Quantize, config: dict[str, Any], seed: int, requests: list[tuple[int, int]]
+    kind: WeightDType, config: dict[str, Any], seed: int, requests: list[tuple[int, int]]
 ) -> None:
     program = build_program(config)
     made = executor(CpuExecutor, program, weights_of(program, seed), kind)

@@ -177,7 +177,7 @@ def test_programs_agree_with_torch(
     ids = [rng.integers(0, VOCAB, n).tolist() for n in LENGTHS]
     windows = [rng.standard_normal((n, MELS), dtype=np.float32) for n in FRAMES]
     options = ExecutorOptions(
-        dtype="float32", quantize="float32", kv_dtype="float32", device="cpu", threads=2
+        dtype="float32", weight_dtype="float32", kv_dtype="float32", device="cpu", threads=2
     )
     if kind == "reference":
         logits, attention = run(ReferenceExecutor(program, weights, options), ids, windows)

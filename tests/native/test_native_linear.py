@@ -27,7 +27,7 @@ from tests.native.harness import (
     run_linear,
 )
 from tests.native.products import as_taken, close, expected_integer, random_matrix
-from tests.thorough import examples
+from tests.thorough import THOROUGH, examples
 
 odd = st.integers(1, 100)
 deep = st.one_of(st.integers(1, 300), st.sampled_from([577, 1100]))
@@ -226,7 +226,7 @@ def test_rows_of_a_long_prompt_have_the_bits_that_they_have_alone(
         weight = as_weight(random_matrix(3, outputs, depth))
         made += [
             pack_integers([quantize_int4(weight, group=group, symmetric=group % 32 > 0)])
-            for group in (0, 16, 32, 48, 192, 576)
+            for group in ((0, 16, 32, 48, 192, 576) if THOROUGH else (0, 48, 576))
         ]
     for packed in made:
         run = functools.partial(

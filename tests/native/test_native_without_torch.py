@@ -29,7 +29,7 @@ def test_the_library_generates(folder: Path, environ: dict[str, str]) -> None:
     code = (
         "import json, sys\n"
         "from galley import LLM, SamplingParams\n"
-        "llm = LLM(sys.argv[1], quantize=sys.argv[2], threads=1)\n"
+        "llm = LLM(sys.argv[1], weight_dtype=sys.argv[2], threads=1)\n"
         "out = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))\n"
         "try:\n"
         "    import torch\n"
@@ -51,7 +51,7 @@ def test_the_library_generates(folder: Path, environ: dict[str, str]) -> None:
 
 
 def test_the_server_serves(folder: Path, environ: dict[str, str], tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"quantize": "int8", "threads": 1}
+    settings: dict[str, Any] = {"weight_dtype": "int8", "threads": 1}
     with Server(folder, tmp_path / "log", environ=environ, **settings) as server:
         answer = server.openai().completions.create(
             model=folder.name, prompt=[5, 6, 7], max_tokens=4, temperature=0

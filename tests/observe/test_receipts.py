@@ -89,8 +89,8 @@ def test_a_stop_string_ends_the_receipt_too(server: Server) -> None:
 def test_usage_may_come_with_each_chunk(server: Server) -> None:
     before = server.metrics().get("galley_inter_token_seconds_count", 0)
     for options in ({"include_usage": True}, {}):
-        told = options | {"continuous_usage_stats": True}
-        chunks = streamed(server, PLAIN, BODY | {"max_tokens": 400, "stream_options": told})
+        wanted = options | {"continuous_usage_stats": True}
+        chunks = streamed(server, PLAIN, BODY | {"max_tokens": 400, "stream_options": wanted})
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
         assert counts == sorted(counts)
         assert counts[-1] == 400
@@ -123,8 +123,8 @@ def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
     cached = sum(receipt["prompt_tokens_details"]["cached_tokens"] for receipt in receipts)
     assert cached == gained("galley_cached_prompt_tokens_total")
     for part in ("queue", "prefill", "decode"):
-        told = gained(f"galley_{part}_seconds_sum{{endpoint={PLAIN}}}")
-        assert billed(f"{part}_ms") / 1000 == pytest.approx(told, rel=1e-3, abs=1e-3)
+        wanted = gained(f"galley_{part}_seconds_sum{{endpoint={PLAIN}}}")
+        assert billed(f"{part}_ms") / 1000 == pytest.approx(wanted, rel=1e-3, abs=1e-3)
         assert gained(f"galley_{part}_seconds_count{{endpoint={PLAIN}}}") == 1000
     assert billed("cost") == pytest.approx(gained("galley_cost_total"), rel=1e-6)
     assert billed("cost") == pytest.approx(gained("galley_tenant_cost_total{tenant=}"), rel=1e-6)

@@ -17,7 +17,7 @@ from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
 from galley.ops.choice import choose_executor
 from galley.ops.executor import forward
-from galley.settings.engine import DType, EngineSettings, ExecutorName, Quantize
+from galley.settings.engine import DType, EngineSettings, ExecutorName, WeightDType
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
 from tests.missing import without
@@ -45,14 +45,17 @@ def test_the_device_chooses_and_a_name_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("no_native")
-@pytest.mark.parametrize("quantize", ["auto", "int4"])
+@pytest.mark.parametrize("weight_dtype", ["auto", "int4"])
 def test_the_reference_executor_serves_where_the_native_one_is_missing(
-    quantize: Quantize, checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
+    weight_dtype: WeightDType, checkpoint: CheckpointMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), LLM(checkpoint("llama"), quantize=quantize) as llm:
-        assert (llm.info.executor, llm.info.require_program().quantize) == (
+    with (
+        caplog.at_level(logging.WARNING),
+        LLM(checkpoint("llama"), weight_dtype=weight_dtype) as llm,
+    ):
+        assert (llm.info.executor, llm.info.require_program().weight_dtype) == (
             "reference",
-            "float32" if quantize == "auto" else "int4",
+            "float32" if weight_dtype == "auto" else "int4",
         )
         assert len(llm.generate(IDS, GREEDY)[0].token_ids) == 8
     [warning] = caplog.messages
@@ -140,9 +143,11 @@ def test_types_follow_the_checkpoint(
     mixed = in_halves(whole, tmp_path / "mixed", keep_head=True)
     f16 = in_halves(whole, tmp_path / "f16", torch.float16)
 
-    def types(folder: Path, dtype: DType = "auto", quantize: Quantize = "auto") -> tuple[str, str]:
-        with LLM(folder, dtype=dtype, quantize=quantize, executor=executor) as llm:
-            return llm.info.require_program().dtype, llm.info.require_program().quantize
+    def types(
+        folder: Path, dtype: DType = "auto", weight_dtype: WeightDType = "auto"
+    ) -> tuple[str, str]:
+        with LLM(folder, dtype=dtype, weight_dtype=weight_dtype, executor=executor) as llm:
+            return llm.info.require_program().dtype, llm.info.require_program().weight_dtype
 
     assert types(whole) == ("float32", "float32")
     assert types(half) == ("bfloat16", "bf16")
@@ -150,8 +155,8 @@ def test_types_follow_the_checkpoint(
     assert types(f16) == ("float32", "f16")
     assert types(f16, dtype="float32") == ("float32", "float32")
     assert types(half, dtype="float32") == ("float32", "float32")
-    assert types(half, quantize="int8") == ("bfloat16", "int8")
-    assert types(whole, dtype="bfloat16", quantize="int4") == ("bfloat16", "int4")
+    assert types(half, weight_dtype="int8") == ("bfloat16", "int8")
+    assert types(whole, dtype="bfloat16", weight_dtype="int4") == ("bfloat16", "int4")
 
 
 def test_a_float16_checkpoint_gives_the_logits_of_its_values_in_float32(
@@ -175,15 +180,19 @@ def test_a_float16_checkpoint_gives_the_logits_of_its_values_in_float32(
     assert np.abs(half - truth).max() <= 1e-5 * np.abs(truth).max()
 
 
-@pytest.mark.parametrize("quantize", ["bf16", "f16", "int8", "int4"])
+@pytest.mark.parametrize("weight_dtype", ["bf16", "f16", "int8", "int4"])
 def test_the_reference_executor_rounds_weights_too(
-    quantize: Quantize, checkpoint: CheckpointMaker
+    weight_dtype: WeightDType, checkpoint: CheckpointMaker
 ) -> None:
     folder = checkpoint("llama")
-    rounded = rounding_executor(folder, quantize)
+    rounded = rounding_executor(folder, weight_dtype)
     batch = ragged([(random_ids(1, 40), 40)], first_block=0)
     settings = EngineSettings(
-        executor="reference", dtype="float32", quantize=quantize, kv_cache_tokens=64, threads=1
+        executor="reference",
+        dtype="float32",
+        weight_dtype=weight_dtype,
+        kv_cache_tokens=64,
+        threads=1,
     )
     executor = load_engine(settings, folder)._executor
     assert np.array_equal(forward(executor, batch), forward(rounded, batch))

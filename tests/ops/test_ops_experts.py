@@ -72,7 +72,7 @@ def options(kind: str = "float32", **changes: Any) -> ExecutorOptions:
         "threads": 2,
         "kinds": EXACT,
     }
-    return ExecutorOptions(**{**made, "quantize": kind, **changes})
+    return ExecutorOptions(**{**made, "weight_dtype": kind, **changes})
 
 
 def executor_of(

@@ -139,7 +139,7 @@ IDS: Final = [7, 3, 99, 140, 0, 21, 22, 23, 5, 5, 5, 60, 61, 62, 63, 64, 65, 66,
 
 
 def options(**changes: Any) -> ExecutorOptions:
-    given = {"dtype": "float32", "quantize": "float32", "kv_dtype": "float32", "device": "cpu"}
+    given = {"dtype": "float32", "weight_dtype": "float32", "kv_dtype": "float32", "device": "cpu"}
     return ExecutorOptions(**{**given, "threads": 2, "kinds": CHOSEN, **changes})
 
 
@@ -264,7 +264,7 @@ def test_stored_integers_are_unchanged_when_other_layers_are_rounded(tmp_path: P
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.up_proj.weight"):
         mixed[name] = quantize_int4(as_weight(values[name]))
     rounded, as_they_are = (
-        logits(CpuExecutor(PROGRAM, LoadedWeights(tensors), options(quantize="int4", kinds={})))
+        logits(CpuExecutor(PROGRAM, LoadedWeights(tensors), options(weight_dtype="int4", kinds={})))
         for tensors in (dense, mixed)
     )
     assert np.array_equal(rounded, as_they_are)
@@ -351,7 +351,7 @@ def test_costs_are_known_before_any_weight_is_read(
         kv_dtype, disabled = KV_TYPES[i % 3], ("merge-linears",) if i % 2 else ()
         kinds = plan_kinds(program, kind)
         planned = planned_step_costs(program, kinds, kv_dtype=kv_dtype, disable_pass=disabled)
-        made = options(quantize=kind, kv_dtype=kv_dtype, disable_pass=disabled, kinds={})
+        made = options(weight_dtype=kind, kv_dtype=kv_dtype, disable_pass=disabled, kinds={})
         assert CpuExecutor(program, flat, made).step_costs() == planned
 
 

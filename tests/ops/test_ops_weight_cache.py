@@ -26,7 +26,7 @@ from galley.ops import background, packed_cache, packed_files, packing, weight_c
 from galley.ops.executor import forward
 from galley.ops.packed_cache import CachedFile, cached_files
 from galley.ops.packed_files import Header, map_file, packed_folder
-from galley.settings.engine import EngineSettings, Quantize
+from galley.settings.engine import EngineSettings, WeightDType
 from tests.conftest import CheckpointMaker
 from tests.native.harness import KINDS, ragged
 from tests.thorough import examples
@@ -47,9 +47,9 @@ def model(checkpoint: CheckpointMaker, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint("llama-mha-tied"), tmp_path / "model"))
 
 
-def logits(model: Path, kind: Quantize = "int4", **changes: Any) -> npt.NDArray[np.float32]:
+def logits(model: Path, kind: WeightDType = "int4", **changes: Any) -> npt.NDArray[np.float32]:
     """Return the logits of a freshly started engine, which has written its file."""
-    settings = EngineSettings(model=str(model), quantize=kind, kv_cache_tokens=256, threads=2)
+    settings = EngineSettings(model=str(model), weight_dtype=kind, kv_cache_tokens=256, threads=2)
     executor = load_engine(dataclasses.replace(settings, **changes), model)._executor
     background.finish()
     return forward(executor, ragged([(PROMPT, len(PROMPT))], first_block=0)).copy()
@@ -79,7 +79,7 @@ def packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_second_start_has_the_same_bits_and_packs_nothing(
-    kind: Quantize, cache: Path, model: Path, request: pytest.FixtureRequest
+    kind: WeightDType, cache: Path, model: Path, request: pytest.FixtureRequest
 ) -> None:
     uncached = logits(model, kind, weight_cache=False)
     assert not cache.exists()
@@ -112,7 +112,7 @@ def test_it_serves_while_the_file_is_written(
 
     expected = logits(model, weight_cache=False)
     monkeypatch.setattr(weight_cache, "write_file", slow_disk)
-    settings = EngineSettings(model=str(model), quantize="int4", kv_cache_tokens=256, threads=2)
+    settings = EngineSettings(model=str(model), weight_dtype="int4", kv_cache_tokens=256, threads=2)
     executor = load_engine(settings, model)._executor
     assert begun.wait(timeout=60)
     batch = ragged([(PROMPT, len(PROMPT))], first_block=0)
@@ -274,7 +274,7 @@ def test_use_is_recorded_and_leftovers_are_removed(cache: Path, model: Path) -> 
 
 def test_a_running_engine_outlives_its_file(cache: Path, model: Path) -> None:
     logits(model)
-    settings = EngineSettings(model=str(model), quantize="int4", kv_cache_tokens=256)
+    settings = EngineSettings(model=str(model), weight_dtype="int4", kv_cache_tokens=256)
     executor = load_engine(settings, model)._executor
     batch = ragged([(PROMPT, len(PROMPT))], first_block=0)
     before = forward(executor, batch).copy()

@@ -30,7 +30,7 @@ def model(checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def started(model: Path) -> Executor:
-    settings = EngineSettings(model=str(model), quantize="bf16", kv_cache_tokens=256, threads=2)
+    settings = EngineSettings(model=str(model), weight_dtype="bf16", kv_cache_tokens=256, threads=2)
     executor = load_engine(settings, model)._executor
     background.finish()
     return executor

@@ -16,7 +16,7 @@ from galley.ops.packing import has_kernel, pack, packed_bytes
 from galley.plan.hardware import TABLE, read_machines
 from galley.plan.steps import peak_rate
 from galley.quant.rtn import rounded_kind
-from galley.settings.engine import Quantize
+from galley.settings.engine import WeightDType
 from galley.types.weight_dtypes import (
     COMPARED,
     RUNNABLE,
@@ -35,7 +35,7 @@ def test_the_table_has_the_kinds_of_the_native_kernels_and_no_others() -> None:
     assert found is not None
     native = set(re.findall(r'"(\w+)"', found[1]))
     assert native == {name for name, one in WEIGHT_DTYPES.items() if "cpu" in one.executors}
-    assert set(RUNNABLE) == set(get_args(WeightDtypeName)) == set(get_args(Quantize)) - {"auto"}
+    assert set(RUNNABLE) == set(get_args(WeightDtypeName)) == set(get_args(WeightDType)) - {"auto"}
 
 
 @pytest.mark.parametrize("name", WEIGHT_DTYPES)

@@ -1,4 +1,4 @@
-"""The bundled models behind a key, and a browser."""
+"""The bundled models behind a key, and a browser, which end with the last test of this folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ CALL = ROOT / "examples/call.opus"
 KEY = "sk-page"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of both bundled models that requires the key."""
     log = tmp_path_factory.mktemp("page") / "log"
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's call as WAV, the format that Chromium's microphone accepts."""
     path = tmp_path_factory.mktemp("recording") / "call.wav"
@@ -43,7 +43,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(recording: Path) -> Iterator["Browser"]:
     """A Chromium whose microphone plays the call; tests are skipped if it is not installed."""
     browser = pytest.importorskip("tests.page.browser", reason="selenium is not installed")

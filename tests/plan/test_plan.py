@@ -70,7 +70,7 @@ def test_attention_is_the_sum_over_its_rows(first: int, rows: int) -> None:
 @pytest.mark.parametrize("precision", RUNNABLE)
 def test_the_engine_says_the_same(checkpoint: CheckpointMaker, precision: Any) -> None:
     folder = checkpoint("llama")
-    settings = EngineSettings(quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
+    settings = EngineSettings(weight_dtype=precision, kv_dtype="bfloat16", kv_cache_tokens=64)
     info = load_engine(settings, folder).info
     costs, ledger = info.require_program().costs, info.ledger
     assert ledger is not None
@@ -103,7 +103,7 @@ def test_the_engine_says_the_same_of_experts_on_disk(
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     folder = checkpoint(variant)
     settings = EngineSettings(
-        quantize=precision, kv_dtype="bfloat16", kv_cache_tokens=512, threads=1, experts="disk"
+        weight_dtype=precision, kv_dtype="bfloat16", kv_cache_tokens=512, threads=1, experts="disk"
     )
     program = build_program(read_json(folder / "config.json"))
     planned = ModelSizes.of(program, precision, "bfloat16", experts="disk")

@@ -235,9 +235,9 @@ def test_replicas_are_lost_in_the_middle_of_sessions_that_begin_together() -> No
     )
     found = answer(engine(), "galley", traffic, Query(Target(), replicas=2, lose=1))
     assert found.chosen is not None
-    assert found.undisturbed is not None
+    assert found.without_loss is not None
     # Blocks were lost that later turns would have found.
-    assert found.chosen.cached_share < found.undisturbed.cached_share
+    assert found.chosen.cached_share < found.without_loss.cached_share
     assert found.chosen.requests == sessions * count
 
 
@@ -316,8 +316,8 @@ def test_the_fewest_replicas_meet_the_goal_and_one_less_does_not() -> None:
     query = Query(Target(ttft=0.15, quantile="p95"), lose=1)
     found = answer(engine(), "galley", traffic, query)
     assert found.chosen is not None
-    assert found.undisturbed is not None
-    assert found.undisturbed.lost == 0
+    assert found.without_loss is not None
+    assert found.without_loss.lost == 0
     count = found.chosen.replicas
     assert count > 2
     by_count = {outcome.replicas: outcome for outcome in found.tried}

@@ -66,7 +66,7 @@ def test_whole_texts_are_their_arithmetic() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
 def test_the_engine_of_embeddings_says_the_same(precision: Any) -> None:
     folder = resolve_model(BUNDLED_EMBED)
-    info = load(EngineSettings(quantize=precision, threads=1, weight_cache=False), folder).info
+    info = load(EngineSettings(weight_dtype=precision, threads=1, weight_cache=False), folder).info
     program = build_program(read_json(folder / "config.json"))
     texts = over_whole_texts(program, program.shapes, all_rows=True)
     model = ModelSizes.of(texts, precision, "bfloat16")

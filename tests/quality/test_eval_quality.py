@@ -29,7 +29,17 @@ def test_the_table_the_file_and_the_page_say_what_was_measured(
     arguments = ("--tokens", 256, "--context", 64, "--max-tokens", 8, "--data", data)
     outputs = ("--sensitivity", "--json", figures, "--html", page)
     done = galley(
-        *("eval", "quality", folder, "--quantize", "int4", "--also", "int8", "--also", "float32"),
+        *(
+            "eval",
+            "quality",
+            folder,
+            "--weight-dtype",
+            "int4",
+            "--also",
+            "int8",
+            "--also",
+            "float32",
+        ),
         *("--against-quantize", "float32", *arguments, *outputs),
     )
     assert done.returncode == 0, done.stderr
@@ -137,8 +147,8 @@ def test_what_the_assistant_writes_is_marked(folder: Path, tmp_path: Path) -> No
     data = tmp_path / "a.jsonl"
     question = {"prompt": "the cat sat", "answer": ["on a mat", "there"]}
     data.write_text("\n".join(json.dumps(x) for x in ({"messages": messages}, question)))
-    unasked = tmp_path / "b.jsonl"
-    unasked.write_text(json.dumps({"messages": messages[:1]}))
+    unanswered = tmp_path / "b.jsonl"
+    unanswered.write_text(json.dumps({"messages": messages[:1]}))
     with LLM(folder, threads=1) as llm:
         read = read_texts(llm, data, context=200, tokens=1000, mark_answers=True)
         said = [
@@ -157,7 +167,7 @@ def test_what_the_assistant_writes_is_marked(folder: Path, tmp_path: Path) -> No
         assert 0 < cut.tokens < read.tokens
         assert sum(map(sum, cut.answers)) == sum(map(sum, read.answers))
         with pytest.raises(RequestError, match="line 1: cannot locate the assistant's messages"):
-            read_texts(llm, unasked, context=50, tokens=100, mark_answers=True)
+            read_texts(llm, unanswered, context=50, tokens=100, mark_answers=True)
     plain = tmp_path / "without-template"
     shutil.copytree(folder, plain, ignore=shutil.ignore_patterns("*.jinja"))
     data.write_text(json.dumps({"prompt": "the cat", "answer": " sat on it"}))

@@ -91,14 +91,14 @@ def test_the_same_tokens_as_ctranslate2_of_the_same_features(
 
 
 @pytest.mark.parametrize(
-    "quantize",
+    "weight_dtype",
     [pytest.param("float32", marks=long), pytest.param("bf16", marks=long), "int8"],
 )
-def test_few_words_are_wrong(quantize: str) -> None:
+def test_few_words_are_wrong(weight_dtype: str) -> None:
     said = {item.name: item.text for number in heldout.SETS for item in heldout.read(number)}
-    with Transcriber(quantize=quantize, threads=1) as transcriber:
+    with Transcriber(weight_dtype=weight_dtype, threads=1) as transcriber:
         assert transcriber.info.require_program().kv_dtype == (
-            "int8" if quantize == "int8" else "bfloat16"
+            "int8" if weight_dtype == "int8" else "bfloat16"
         )
         heard = {
             name: transcriber.transcribe(DATA_DIR / f"{name}.{ending}").text()

@@ -47,15 +47,15 @@ def test_vectors_are_those_of_transformers() -> None:
 
 
 def test_openais_client_finds_queues(tmp_path: Path) -> None:
-    asked = held_out_callers(2)[:32]
+    queries = held_out_callers(2)[:32]
     with Server("galley-demo-embed", tmp_path / "log", threads=1) as server, server.openai() as sdk:
 
         def embed(texts: list[str]) -> list[list[float]]:
             made = sdk.embeddings.create(model="galley-demo-embed", input=texts)
             return [one.embedding for one in made.data]
 
-        found = nearest(embed([text for text, _ in asked]), embed(list(QUEUES.values())))
-    right = [list(QUEUES)[at] == queue for at, (_, queue) in zip(found, asked, strict=True)]
+        found = nearest(embed([text for text, _ in queries]), embed(list(QUEUES.values())))
+    right = [list(QUEUES)[at] == queue for at, (_, queue) in zip(found, queries, strict=True)]
     assert np.mean(right) > 0.9
 
 
@@ -63,10 +63,10 @@ def test_the_command_takes_it_without_a_model() -> None:
     texts = ["my router is broken", DOCUMENTS["home support"], DOCUMENTS["billing"]]
     done = galley("embed", *texts)
     assert done.returncode == 0, done.stderr
-    asked, home, billing = (
+    queries, home, billing = (
         np.array(json.loads(line)["embedding"]) for line in done.stdout.splitlines()
     )
-    assert asked @ home > asked @ billing
+    assert queries @ home > queries @ billing
 
 
 def test_pairs_of_one_label_do_not_repel() -> None:

@@ -70,10 +70,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tokenizer(build_tokenizer(RECIPE, SMALL), folder, SMALL.target_positions)
     rng = random.Random(1)
     source = SpokenSource(rng, held_out=False)
-    told: list[Utterance] = []
+    utterances: list[Utterance] = []
     sounds = []
     at = 0
-    while len(told) < 40:
+    while len(utterances) < 40:
         said: list[Said] = []
         for _ in range(rng.choice((1, 2))):
             text = sentence(source, TRAINING)
@@ -84,12 +84,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if count > LONGEST * RATE:
             continue
         tone = np.sin(np.arange(count) * rng.uniform(0.3, 2.0)).astype(np.float32)
-        told.append(Utterance(tuple(said), first=at, samples=count))
+        utterances.append(Utterance(tuple(said), first=at, samples=count))
         sounds.append(encode(0.5 * tone))
         at += count
     pool = Pool(folder / "pool", RECIPE.seed, RECIPE.shards)
     pool.folder.mkdir()
-    pool.write(0, told, np.concatenate(sounds))
+    pool.write(0, utterances, np.concatenate(sounds))
     return folder
 
 
@@ -122,23 +122,23 @@ def test_batches_are_a_function_of_seed_and_step(work: Path, maker: Maker) -> No
 def test_rows_have_the_transcript_for_every_form_of_prompt(
     maker: Maker, tokenizer: Tokenizer
 ) -> None:
-    texts = {told.written for told in maker.pool.utterances[0]}
-    spelled = {told.letters for told in maker.pool.utterances[0]}
+    texts = {utterance.written for utterance in maker.pool.utterances[0]}
+    spelled = {utterance.letters for utterance in maker.pool.utterances[0]}
     ids = {name: token_id(tokenizer, name) for name in (*PROMPT, PREVIOUS, NO_SPEECH, END)}
     forms, lengths = set(), set()
     for batch in (batch for step in range(30) for batch in maker.batches(step)):
         spellings = np.split(batch.letters, np.cumsum(batch.letter_counts)[:-1])
         lengths.add(batch.features.shape[1])
         assert np.isfinite(batch.features).all()
-        for row, told in enumerate(spellings):
+        for row, utterance in enumerate(spellings):
             known = batch.ids[row].tolist()
-            asked = known.index(ids[START])
+            position = known.index(ids[START])
             weighed = batch.weights[row] > 0
             written = [t for t in batch.targets[row][weighed].tolist() if t < SMALL.text_tokens]
-            word = "".join(ALPHABET[letter - 1] for letter in told.tolist())
+            word = "".join(ALPHABET[letter - 1] for letter in utterance.tolist())
             if not word:
                 forms.add("silence")
-                assert batch.targets[row][asked] == ids[NO_SPEECH]
+                assert batch.targets[row][position] == ids[NO_SPEECH]
                 assert written == []
                 continue
             forms |= {name for name in ids if ids[name] in known}
@@ -146,11 +146,11 @@ def test_rows_have_the_transcript_for_every_form_of_prompt(
             assert tokenizer.decode(written) in texts
             assert word in spelled
             assert batch.targets[row][weighed][-1] == ids[END]
-            assert not weighed[:asked].any()
+            assert not weighed[:position].any()
             times = [i for i in known if i >= time_id(tokenizer, 0)]
             assert bool(times) != (ids[NO_TIMESTAMPS] in known)
             assert times == sorted(times)
-            assert len(told) < batch.frames[row] / 2
+            assert len(utterance) < batch.frames[row] / 2
     assert forms >= {"silence", "named", "unnamed", NO_TIMESTAMPS, PREVIOUS}
     assert max(lengths) == 800  # windows padded as peers do
     assert len(lengths) > 5

@@ -48,6 +48,11 @@ def make_gguf(path: Path, metadata: Mapping[str, Any] = {}, **changes: Any) -> P
     return write_gguf(path, folder, "F16", metadata=dict(metadata))
 
 
+def make_folder(folder: Path) -> Path:
+    """Write a random model as a folder of safetensors, with heads of a width that vLLM has kernels for."""
+    return make_checkpoint(folder, "llama", hidden_size=64, head_dim=32, num_attention_heads=2)
+
+
 def generate(engine: Any, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[int]]:
     """Return the output of each prompt, all of them in the engine at a time."""
     for number, prompt in enumerate(prompts):

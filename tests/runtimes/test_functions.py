@@ -4,10 +4,10 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+# skops, which takes two seconds to import, is imported by the tests that write its files.
 import lightgbm
 import numpy as np
 import pytest
-import skops.io
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -108,6 +108,8 @@ def test_lightgbm(tmp_path: Path, objective: str, target: Any, more: Any) -> Non
 
 
 def test_sklearn(tmp_path: Path) -> None:
+    from skops import io
+
     words = np.array(["low", "high"])[BINARY]
     for name, estimator, target in (
         ("pipeline", make_pipeline(StandardScaler(), LogisticRegression()), BINARY),
@@ -117,7 +119,7 @@ def test_sklearn(tmp_path: Path) -> None:
     ):
         estimator.fit(X.astype(np.float64), target)
         file = tmp_path / f"{name}.skops"
-        skops.io.dump(estimator, file)
+        io.dump(estimator, file)
         engine = engine_of_file(file)
         assert engine.info.tensors is not None
         rows = X[:20].astype(np.float64)
@@ -147,8 +149,10 @@ def test_names_of_tensors_can_be_those_of_another_server(tmp_path: Path) -> None
 
 
 def test_trees_of_sklearn_need_trust(tmp_path: Path) -> None:
+    from skops import io
+
     forest = RandomForestClassifier(3, random_state=0).fit(X, BINARY)
-    skops.io.dump(forest, tmp_path / "forest.skops")
+    io.dump(forest, tmp_path / "forest.skops")
     with pytest.raises(CheckpointError, match=r'"trusted": \["sklearn.tree._tree.Tree"\]'):
         engine_of_file(tmp_path / "forest.skops")
     engine = engine_of_file(tmp_path / "forest.skops", '{"trusted": ["sklearn.tree._tree.Tree"]}')
@@ -159,7 +163,9 @@ def test_trees_of_sklearn_need_trust(tmp_path: Path) -> None:
 
 
 def test_values_that_a_model_does_not_take(tmp_path: Path) -> None:
-    skops.io.dump(Ridge().fit(X, X[:, 0]), tmp_path / "ridge.skops")
+    from skops import io
+
+    io.dump(Ridge().fit(X, X[:, 0]), tmp_path / "ridge.skops")
     engine = engine_of_file(tmp_path / "ridge.skops")
     for name, value in (("good", 0.5), ("bad", np.nan)):
         tensors = [to_tensor("input", np.full((1, 5), value))]

@@ -176,7 +176,7 @@ def test_batch_invariance_pads_every_batch(tmp_path: Path) -> None:
         ('{"max_batch_size": 0}', "max_batch_size"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_be_honoured_are_refused(
+def test_options_that_cannot_be_honored_are_refused(
     tmp_path: Path, options: str, says: str
 ) -> None:
     with pytest.raises(SettingsError, match=says):
@@ -202,7 +202,7 @@ def test_session_options_reach_the_session(tmp_path: Path) -> None:
 def test_settings_of_language_models_are_refused(tmp_path: Path) -> None:
     path = onnx_files.perceptron(tmp_path / "mlp.onnx")
     refused: dict[str, Any] = {
-        "quantize": "int8",
+        "weight_dtype": "int8",
         "speculation": "prompt",
         "prefix_cache_dir": str(tmp_path),
         "disable_pass": ("fuse_norms",),

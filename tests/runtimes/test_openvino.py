@@ -212,7 +212,7 @@ def test_a_folder_that_optimum_exports_is_read(path: Path, tmp_path: Path, alone
     ("settings", "says"),
     [
         ({"dtype": "float32"}, "dtype is 'float32'"),
-        ({"quantize": "int8"}, "quantize is 'int8'"),
+        ({"weight_dtype": "int8"}, "weight_dtype is 'int8'"),
         ({"max_adapters": 2}, "max_adapters is 2"),
         ({"prefix_cache_dir": "/tmp/prefixes"}, "prefix_cache_dir is '/tmp/prefixes'"),
         ({"batching": "static"}, "batching is 'static'"),

@@ -33,7 +33,7 @@ CHECKS = [
 PAGE: dict[str, Any] = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
 SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
-EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", 25 if THOROUGH else 10))
+EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", 25 if THOROUGH else 6))
 """Random requests for each operation. `make schema` sends many more, different in each run."""
 SLOW_SECONDS: Final = 5.0
 """Most seconds of an answer to a random request, on a machine that is busy with other tests."""

@@ -49,7 +49,7 @@ class Talk:
 
     def __init__(self, *, hangs: bool = False, idle_ms: int | None = None) -> None:
         self.audio, self.sent = SilentAudio(), list[Mapping[str, Any]]()
-        self.asked = 0
+        self.requests = 0
         self._hangs = hangs
         settings = ConversationSettings(
             model="chat",
@@ -62,10 +62,10 @@ class Talk:
         )
 
     async def _find(self) -> ServedModel:
-        self.asked += 1
+        self.requests += 1
         if self._hangs:
             await asyncio.Event().wait()
-        raise Unavailable(f"failure {self.asked}", retry_after=1)
+        raise Unavailable(f"failure {self.requests}", retry_after=1)
 
     async def _send(self, event: Mapping[str, Any]) -> None:
         self.sent.append(event)
@@ -94,7 +94,7 @@ def test_a_prepared_answer_that_failed_is_made_again() -> None:
         talk = Talk()
         await talk.hear(SpeechStarted(0, 0), Paused(0, "hello", 900))
         async with asyncio.timeout(30):
-            while talk.asked < 2:  # the prompt is read ahead, and the answer prepared
+            while talk.requests < 2:  # the prompt is read ahead, and the answer prepared
                 await asyncio.sleep(0.001)
         await settled()
         await talk.hear(SpeechStopped(0, 1_400, 900), Committed(0), Completed(0, "hello", 1.4))
@@ -138,7 +138,7 @@ def test_a_closed_conversation_waits_for_nobody() -> None:
         talk.conversation.close()
         await asyncio.sleep(5 * IDLE_MS / 1000)
         assert not talk.audio.silence_ended.is_set()
-        assert talk.asked <= 1
+        assert talk.requests <= 1
 
     asyncio.run(run())
 

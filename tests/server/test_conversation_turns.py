@@ -8,7 +8,7 @@ import pytest
 
 from galley.errors import RequestError
 from galley.protocols.openai.realtime.eagerness import (
-    UNJUDGED_MS,
+    DEFAULT_SILENCE_MS,
     UNSURE_MS,
     Eagerness,
     longest_silence_ms,
@@ -61,7 +61,7 @@ def test_settings_of_turn_detection_replace_each_other() -> None:
     semantic = updated(settings, SemanticVad(eagerness="high"))
     shown = semantic.shown("s")["audio"]["input"]["turn_detection"]
     assert shown == {"type": "semantic_vad", "eagerness": "high"}
-    assert semantic.options().turns.silence_duration_ms == UNJUDGED_MS
+    assert semantic.options().turns.silence_duration_ms == DEFAULT_SILENCE_MS
     assert semantic.options().pauses
     assert updated(semantic, SemanticVad()).eagerness == "high"
     silence = updated(semantic, ServerVad(idle_timeout_ms=5_000))

@@ -164,9 +164,9 @@ def test_what_clients_ask_of_models(client: ollama.Client) -> None:
 def test_options_that_ask_nothing_of_this_server_are_warned_of_at_most(
     server: Server, path: str, stream: bool, options: dict[str, Any], warned: list[str]
 ) -> None:
-    asked = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
+    requested = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
     options = {**options, "num_predict": 1}
-    for given in (asked, {}):  # an answer, and a report that the model is loaded
+    for given in (requested, {}):  # an answer, and a report that the model is loaded
         body = {"model": "calling", "stream": stream, "options": options, **given}
         answer = httpx.post(server.url + path, json=body)
         assert answer.status_code == 200, answer.text
@@ -191,10 +191,10 @@ def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> 
         sampled = {"num_predict": 60, "temperature": 1.0, "seed": 3, **options}
         return str(client.generate("calling", "the cat", raw=True, options=sampled).response)
 
-    plain, penalised = text(), text(repeat_penalty=1.5)
-    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalised
-    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalised
-    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalised)
+    plain, penalized = text(), text(repeat_penalty=1.5)
+    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalized
+    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalized
+    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalized)
     assert len({text(seed=-1) for _ in range(3)}) == 3
 
 
@@ -222,7 +222,7 @@ def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> 
         ("/api/show", {}, "model"),
     ],
 )
-def test_what_cannot_be_honoured_is_named_in_ollamas_form(
+def test_what_cannot_be_honored_is_named_in_ollamas_form(
     server: Server, path: str, fields: dict[str, Any], named: str
 ) -> None:
     given = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}
@@ -245,10 +245,10 @@ def test_what_a_request_leaves_open_is_as_the_models_settings_say(
     brief: Any = [{"role": "system", "content": "Be brief."}]
     own: Any = [{"role": "system", "content": "Be kind."}]
     said = {"temperature": 0, "num_predict": 7, "repeat_penalty": 1.3}
-    for headed, asked in ((brief, ASKED), (own, own + ASKED)):
+    for headed, requested in ((brief, ASKED), (own, own + ASKED)):
         messages = headed + ASKED
         expected = client.chat("calling", messages, options=said)
-        answer = client.chat("brief", asked)
+        answer = client.chat("brief", requested)
         assert answer.message.content == expected.message.content
         assert answer.prompt_eval_count == expected.prompt_eval_count
         assert (answer.eval_count, answer.done_reason) == (7, "length")

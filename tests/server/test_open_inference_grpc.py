@@ -180,7 +180,7 @@ def test_unsupported_methods_are_refused_and_named(client: Any) -> None:
         (lambda: client.infer("other", x), "NOT_FOUND.*does not exist"),
         (lambda: client.infer("fraud", x, model_version="2"), "NOT_FOUND.*has no version '2'"),
         (lambda: client.infer("fraud", x, sequence_id=7), "INVALID_ARGUMENT.*parameters.sequence"),
-        (lambda: client.infer("fraud", x, parameters={"colour": "red"}), "parameters.colour"),
+        (lambda: client.infer("fraud", x, parameters={"color": "red"}), "parameters.color"),
         (lambda: client.infer("fraud", x, timeout=1), "DEADLINE_EXCEEDED.*deadline"),
         (lambda: client.get_model_config("fraud"), "UNIMPLEMENTED.*ModelConfig is not supported"),
         (
@@ -301,7 +301,7 @@ KEY = (("authorization", "Bearer k1"),)
 
 @pytest.fixture(scope="module")
 def narrow(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a server with a key, which receives two messages at a time."""
+    """Return a server with a key, which receives one message at a time, and has one stream."""
     limits: dict[str, Any] = {
         "max_body_bytes": BODY,
         "max_unfinished_body_bytes": 2 * BODY,
@@ -367,7 +367,7 @@ def test_messages_being_received_have_a_limit(narrow: Server) -> None:
             with pytest.raises(grpc.RpcError) as error:
                 call.result(timeout=20)
             errors.append((error.value.code().name, error.value.details()))
-        # Two were being received, others waited in vain.
+        # One was being received at a time, others waited in vain.
         says = {"UNAVAILABLE": "--max-unfinished-body-bytes", "CANCELLED": "--body-timeout"}
         assert {code for code, _ in errors} == set(says)
         assert all(says[code] in details for code, details in errors)
@@ -378,6 +378,37 @@ def test_messages_being_received_have_a_limit(narrow: Server) -> None:
             assert result.as_numpy("y").shape == (2, 3)
         for each in silent:
             each.closed.set()
+
+
+def test_open_streams_have_a_limit(narrow: Server) -> None:
+    """A stream that only waits has its place, and takes none of other calls."""
+    request = service_pb2.ModelInferRequest(model_name="fraud", inputs=[typed("x", "FP32", X)])
+    silent = Silent()
+
+    def messages() -> Iterator[Any]:
+        yield request
+        yield from silent
+
+    with grpc.insecure_channel(address(narrow)) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        first = stub.ModelStreamInfer(messages(), metadata=KEY)
+        assert next(first).infer_response.model_name == "fraud"
+        with pytest.raises(grpc.RpcError, match="--max-unfinished-body-bytes") as error:
+            list(stub.ModelStreamInfer(iter([request]), metadata=KEY, timeout=20))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert stub.ModelInfer(request, metadata=KEY).model_name == "fraud"
+        first.cancel()
+
+        def reopened() -> bool:
+            try:
+                again = list(stub.ModelStreamInfer(iter([request] * 3), metadata=KEY))
+            except grpc.RpcError:
+                return False
+            assert [one.infer_response.model_name for one in again] == ["fraud"] * 3
+            return True
+
+        until(reopened)
+        silent.closed.set()
 
 
 def test_a_port_that_is_taken_ends_the_start(folder: Path, tmp_path: Path) -> None:

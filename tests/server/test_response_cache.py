@@ -234,7 +234,7 @@ def test_an_answer_ends_with_its_time_to_live(server: Server, prompt: list[int])
         ("Cache-Control", "max-age=-1"),
     ],
 )
-def test_headers_that_cannot_be_honoured_are_refused(
+def test_headers_that_cannot_be_honored_are_refused(
     server: Server, prompt: list[int], header: str, value: str
 ) -> None:
     error = error_of(complete(server, prompt, headers={header: value}), 400)
@@ -258,9 +258,9 @@ def test_a_hundred_equal_requests_are_one_generation(server: Server, prompt: lis
 
     with ThreadPoolExecutor(100) as threads:
         with paused(server):
-            asked = [threads.submit(complete, server, prompt, max_tokens=60) for _ in range(100)]
+            sent = [threads.submit(complete, server, prompt, max_tokens=60) for _ in range(100)]
             until(lambda: sum(new()) == 100)
-        answers = [answer.result() for answer in asked]
+        answers = [answer.result() for answer in sent]
     texts = {text_of(answer) for answer in answers}
     assert len(texts) == 1
     assert new() == [1, 99, 0]
@@ -347,10 +347,10 @@ def test_a_full_queue_refuses_only_what_must_be_computed(model: Path, tmp_path: 
         response_cache_store=tmp_path / "answers.sqlite",
     ) as server:
         client = server.openai()
-        asked: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 4}
-        chat: dict[str, Any] = {**asked, "messages": [{"role": "user", "content": "Hello"}]}
+        sent: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+        chat: dict[str, Any] = {**sent, "messages": [{"role": "user", "content": "Hello"}]}
         expected = client.chat.completions.create(**chat).choices[0].message.content
-        text = client.completions.create(**asked, prompt="Hello").choices[0].text
+        text = client.completions.create(**sent, prompt="Hello").choices[0].text
         running = client.completions.create(
             model="tiny",
             prompt="Long",
@@ -360,14 +360,14 @@ def test_a_full_queue_refuses_only_what_must_be_computed(model: Path, tmp_path: 
         )
         next(iter(running))
         with pytest.raises(openai.RateLimitError):
-            client.completions.create(**asked, prompt="Other")
+            client.completions.create(**sent, prompt="Other")
         again = client.chat.completions.with_raw_response.create(**chat)
         assert again.headers["x-galley-cache"] == "hit"
         assert again.parse().choices[0].message.content == expected
-        assert client.completions.create(**asked, prompt="Hello").choices[0].text == text
+        assert client.completions.create(**sent, prompt="Hello").choices[0].text == text
         fresh = {"Cache-Control": "no-cache"}
         with pytest.raises(openai.RateLimitError):
-            client.completions.create(**asked, prompt="Hello", extra_headers=fresh)
+            client.completions.create(**sent, prompt="Hello", extra_headers=fresh)
         running.close()
 
 

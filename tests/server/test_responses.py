@@ -212,8 +212,8 @@ def test_a_stream_reports_a_broken_call_once(behind: str) -> None:
     assert [item["type"] for item in items.done] == ["function_call"] + ["message"] * bool(behind)
     assert items.done[0]["status"] == "incomplete"
     assert items.done[0]["arguments"] == '{"city": Ro'
-    told = [one["delta"] for one in made if one["type"] == "response.output_text.delta"]
-    assert "".join(told) == behind
+    received = [one["delta"] for one in made if one["type"] == "response.output_text.delta"]
+    assert "".join(received) == behind
 
 
 SPACED: Any = {"type": "namespace", "name": "agents", "tools": [{**TOOL, "name": "wait"}]}
@@ -300,13 +300,13 @@ def test_fields_of_newer_clients_do_not_change_the_answer(
         item["content"] for item in plain["output"]
     ]
     for name, value in fields.items():
-        told = answer.get(name)
+        received = answer.get(name)
         if name == "text":
-            assert told == {"format": {"type": "text"}, **value}
+            assert received == {"format": {"type": "text"}, **value}
         elif name == "reasoning":
-            assert told == {"effort": None, **value}
+            assert received == {"effort": None, **value}
         elif name not in ("include", "client_metadata", "tools"):
-            assert told == value
+            assert received == value
 
 
 def test_tokens_are_counted_as_they_are_used(client: OpenAI) -> None:
@@ -331,19 +331,19 @@ def test_a_stored_response_is_streamed_again(client: OpenAI) -> None:
         )
     )
     final: Any = live[-1]
-    told = list(client.responses.retrieve(final.response.id, stream=True))
-    assert [event.sequence_number for event in told] == list(range(len(told)))
-    again: Any = told[-1]
+    received = list(client.responses.retrieve(final.response.id, stream=True))
+    assert [event.sequence_number for event in received] == list(range(len(received)))
+    again: Any = received[-1]
     assert again.type == final.type
     assert again.response == final.response
     kinds = [event.type for event in live]
-    assert [event.type for event in told] == [
+    assert [event.type for event in received] == [
         kind
         for n, kind in enumerate(kinds)
         if n == 0 or not kind.endswith("delta") or kinds[n - 1] != kind
     ]
     rest = list(client.responses.retrieve(final.response.id, stream=True, starting_after=2))
-    assert [event.type for event in rest] == [event.type for event in told][3:]
+    assert [event.type for event in rest] == [event.type for event in received][3:]
 
 
 def test_a_complete_response_cannot_be_cancelled(client: OpenAI) -> None:
@@ -377,15 +377,15 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
     body = {"input": "x", "max_output_tokens": 2} | nothing
     answer = httpx.post(server.url + "/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["tools"], told["tool_choice"]) == ([], "none")
+    received = answer.json()
+    assert (received["tools"], received["tool_choice"]) == ([], "none")
     chat = httpx.post(
         server.url + "/v1/chat/completions",
         json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     ).json()
     receipt = {name for name in chat["usage"] if name.endswith("_ms")}
     assert receipt
-    assert receipt <= set(told["usage"])
+    assert receipt <= set(received["usage"])
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
         ({"wings": 2}, "wings"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(
+def test_what_cannot_be_honored_is_named(
     server: Server, fields: dict[str, Any], param: str
 ) -> None:
     body = {"input": "x", "max_output_tokens": 2} | fields

@@ -14,7 +14,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from galley.cli.main import app
-from galley.protocols.openai.realtime.eagerness import UNJUDGED_MS
+from galley.protocols.openai.realtime.eagerness import DEFAULT_SILENCE_MS
 from galley.speech.audio import Recording
 from tests.runtimes import voice_files
 from tests.server.live_client import LiveClient
@@ -279,7 +279,7 @@ def call_a_function(client: LiveClient) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honored_is_refused_by_name(
     client: LiveClient, event: dict[str, Any], param: str | None, says: str
 ) -> None:
     error = client.refused(event.pop("type"), **event)
@@ -353,10 +353,10 @@ def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> Non
     assert timing["first_words_ms"] <= timing["first_audio_ms"] <= timing["sent_ms"]
     [stopped] = client.of("input_audio_buffer.speech_stopped")
     # That silence ends turns which are not judged; this one was found to be complete before.
-    assert stopped["audio_end_ms"] - timing["speech_end_ms"] < UNJUDGED_MS
+    assert stopped["audio_end_ms"] - timing["speech_end_ms"] < DEFAULT_SILENCE_MS
     kinds = [event["type"] for event in client.events]
     completed = kinds.index("conversation.item.input_audio_transcription.completed")
-    assert "response.created" not in kinds[:completed]  # nothing is told before the turn is over
+    assert "response.created" not in kinds[:completed]  # nothing is sent before the turn is over
     audio = kinds.index("response.output_audio.delta")
     assert completed < audio < kinds.index(TIMING)
     said = client.events[completed]["transcript"].strip()

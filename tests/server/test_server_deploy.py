@@ -190,19 +190,19 @@ def test_the_image_must_be_set_and_a_claim_of_one_node_is_not_rolled() -> None:
 
 def test_alerts_and_panels_count_the_routes_of_every_protocol() -> None:
     page = document(create_app(Registry(Settings()), tenants=Tenants({})).routes)
-    asked = {
+    requested = {
         path
         for path, operations in page["paths"].items()
         for operation in operations.values()
         if path != "/v2"  # the server's metadata
         and not {"operation", "models", "tokens"} & set(operation["tags"])
     }
-    assert {"/v1/chat/completions", "/v1/messages", "/v2/rerank", "/api/chat"} <= asked
+    assert {"/v1/chat/completions", "/v1/messages", "/v2/rerank", "/api/chat"} <= requested
     for text in (RULES.read_text(), "\n".join(e for exprs in PANELS.values() for e in exprs)):
         selectors = re.findall(r'galley_request_outcomes_total\{endpoint=~"([^"]+)"', text)
         assert selectors
         for selector in selectors:
-            assert all(re.fullmatch(selector, path) for path in asked)
+            assert all(re.fullmatch(selector, path) for path in requested)
             assert not any(re.fullmatch(selector, path) for path in ("/health", "/metrics", "/"))
 
 

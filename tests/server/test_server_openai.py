@@ -252,9 +252,9 @@ def test_messages_of_every_role_and_form(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_is_the_answer_in_pieces(client: OpenAI, n: int) -> None:
-    asked: dict[str, Any] = {"temperature": 1, "seed": 3, "n": n, "ignore_eos": True}
-    whole = ask(client, **asked, logprobs=True, top_logprobs=1)
-    asked["extra_body"] = {"ignore_eos": asked.pop("ignore_eos")}
+    wanted: dict[str, Any] = {"temperature": 1, "seed": 3, "n": n, "ignore_eos": True}
+    whole = ask(client, **wanted, logprobs=True, top_logprobs=1)
+    wanted["extra_body"] = {"ignore_eos": wanted.pop("ignore_eos")}
     chunks = list(
         client.chat.completions.create(
             model="tiny",
@@ -264,7 +264,7 @@ def test_a_stream_is_the_answer_in_pieces(client: OpenAI, n: int) -> None:
             logprobs=True,
             top_logprobs=1,
             max_tokens=12,
-            **asked,
+            **wanted,
         )
     )
     *body, last = chunks

@@ -42,10 +42,10 @@ def test_patterns_hold_for_whole_texts_here_and_in_javascript() -> None:
     kinds = [kind for route in routes if isinstance(route, Operation) for kind in route.types]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(kinds)))
     ours = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(schemas))
-    told = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(PAGE))
+    patterns = re.findall(r'"pattern": "(.*?)"[,}]', json.dumps(PAGE))
     assert ours
     assert all(pattern.startswith("^") and pattern.endswith(r"\\Z") for pattern in ours)
-    assert all(pattern.startswith("^") and pattern.endswith("$") for pattern in told)
+    assert all(pattern.startswith("^") and pattern.endswith("$") for pattern in patterns)
 
 
 def test_the_page_for_people_needs_nothing_from_outside(server: Server) -> None:

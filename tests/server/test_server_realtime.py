@@ -50,12 +50,12 @@ def test_a_calls_turns_are_what_the_library_says(
     heard = np.round(call * 32_767).astype("<i2").astype(np.float32) / np.float32(32_768)
     with Transcriber(hearing, threads=1) as transcriber:
         live = transcriber.live(LiveOptions(language="en"))
-        told = [
+        received = [
             event
             for first in range(0, len(call), 4_800)
             for event in live.feed(heard[first : first + 4_800])
         ]
-    assert transcripts == [event.text for event in told if isinstance(event, Completed)][:2]
+    assert transcripts == [event.text for event in received if isinstance(event, Completed)][:2]
     assert all(transcripts)
 
 
@@ -201,8 +201,8 @@ def test_a_session_as_openais_examples_set_it_is_taken(flat: bool, client: LiveC
 
 def test_the_rate_stays_where_a_format_leaves_it_out(client: LiveClient) -> None:
     def rate(**format: Any) -> int:
-        told: int = configure(client, format=format)["audio"]["input"]["format"]["rate"]
-        return told
+        received: int = configure(client, format=format)["audio"]["input"]["format"]["rate"]
+        return received
 
     assert rate(type="audio/pcm", rate=16_000) == 16_000
     assert rate(type="audio/pcm") == 16_000
@@ -311,12 +311,12 @@ def test_the_openai_sdk_is_a_client(server: Server) -> None:
         for first in range(0, len(pcm), 9_600):
             audio = base64.b64encode(pcm[first : first + 9_600]).decode()
             connection.input_audio_buffer.append(audio=audio)
-        told: dict[str, str] = {}
+        received: dict[str, str] = {}
         for event in connection:
             if event.type == "conversation.item.input_audio_transcription.delta":
-                told[event.item_id] = told.get(event.item_id, "") + (event.delta or "")
+                received[event.item_id] = received.get(event.item_id, "") + (event.delta or "")
             elif event.type == "conversation.item.input_audio_transcription.completed":
-                assert event.transcript == told[event.item_id]
+                assert event.transcript == received[event.item_id]
                 break
 
 
@@ -363,7 +363,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
         ),
     ],
 )
-def test_a_setting_that_is_not_honoured_is_named(
+def test_a_setting_that_is_not_honored_is_named(
     session: dict[str, Any], param: str, client: LiveClient
 ) -> None:
     error = client.refused("session.update", session=session, event_id="e1")

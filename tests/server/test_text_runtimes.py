@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtimes.ctranslate2_folders import make_decoder
 from tests.runtimes.genai_folders import make_genai
-from tests.runtimes.language_models import CONTEXT, EXACT, make_gguf, random_ids
+from tests.runtimes.language_models import CONTEXT, EXACT, make_folder, make_gguf, random_ids
 from tests.server.serving import Server, events, until
 
 pytestmark = pytest.mark.xdist_group("text_runtimes")
@@ -51,6 +51,18 @@ ENGINES: Final = {
         lambda folder: make_genai(folder / "tiny"),
         "",
         {"seed": 1, "logprobs": 1, "presence_penalty": 1},
+    ),
+    "vllm": Library(
+        "vllm",
+        lambda folder: make_folder(folder / "tiny"),
+        '{"enforce_eager": true, "dtype": "float32"}',
+        {"seed": 1},
+    ),
+    "tensorrt-llm": Library(
+        "tensorrt_llm",
+        lambda folder: make_folder(folder / "tiny"),
+        "",
+        {"seed": 1, "logprobs": 1, "logit_bias": {"5": 1}, "presence_penalty": 1},
     ),
 }
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from galley.errors import QueueFull
 from galley.service.admission import Admission, Claim
-from galley.service.turns import NOBODY
+from galley.service.turns import ANONYMOUS
 from galley.types import EngineRequest, Generate, SamplingParams
 from galley.types.engine_stats import EngineStats
 
@@ -119,8 +119,8 @@ def test_a_deadline_that_would_be_missed_is_refused_with_the_seconds() -> None:
         model.submit(new_request("hasty"), deadline=model.now + 10)
     assert refused.value.retry_after >= 10
     with pytest.raises(QueueFull):
-        model.admission.check_early(NOBODY, 0, model.now + 10, now=model.now)
-    model.admission.check_place(NOBODY, now=model.now)
+        model.admission.check_early(ANONYMOUS, 0, model.now + 10, now=model.now)
+    model.admission.check_place(ANONYMOUS, now=model.now)
 
 
 def test_all_of_a_request_must_fit_in_time() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from galley.service.places import WANTING_SECONDS, Places
+from galley.service.places import DEMAND_SECONDS, Places
 from galley.service.turns import Share
 from tests.thorough import examples
 
@@ -50,7 +50,7 @@ def test_a_tenant_refused_below_its_share_gets_the_next_free_slots() -> None:
         places.leave("heavy")
     assert places.room(heavy, now=1) == 0
     assert places.room(light, now=1) == 2
-    assert places.room(heavy, now=WANTING_SECONDS + 1) == 2
+    assert places.room(heavy, now=DEMAND_SECONDS + 1) == 2
 
 
 @settings(max_examples=examples(20))

@@ -79,8 +79,8 @@ async def all_streams(
                     await asyncio.sleep(0.002)
 
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        asked = {"model": model, "speculation": speculation}
-        tasks = [stream(client, {**body(i), **asked}, seen) for i in range(STREAMS)]
+        options = {"model": model, "speculation": speculation}
+        tasks = [stream(client, {**body(i), **options}, seen) for i in range(STREAMS)]
         chunks, _ = await asyncio.gather(asyncio.gather(*tasks), killer())
         return list(chunks)
 

@@ -51,8 +51,8 @@ def heard(outputs: list[Output]) -> tuple[list[int], list[float], list[float], l
     tokens = [token for output in outputs for token in output.tokens]
     scores = [score for output in outputs for score in output.generated.scores or []]
     silences = [o.generated.no_speech_prob for o in outputs]
-    told = [silence for silence in silences if silence is not None]
-    return tokens, scores, told, [o.result for o in outputs if isinstance(o.result, Alignment)]
+    known = [silence for silence in silences if silence is not None]
+    return tokens, scores, known, [o.result for o in outputs if isinstance(o.result, Alignment)]
 
 
 @pytest.mark.parametrize("kill", [False, True])

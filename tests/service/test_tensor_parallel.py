@@ -50,8 +50,8 @@ async def tokens(stream: OutputStream) -> list[int]:
 def rank_of(engine: int) -> int:
     """Return the process of the other rank."""
     [rank] = psutil.Process(engine).children()
-    assert "galley.engine.parallel.rank" in rank.cmdline()
-    return rank.pid
+    assert "galley.service.rank" in rank.cmdline()
+    return int(rank.pid)
 
 
 def test_killing_any_rank_loses_no_stream_and_leaves_no_process(

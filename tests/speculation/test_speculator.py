@@ -53,12 +53,12 @@ class Decoding:
         requests = [
             DraftRequest(g, text, 99) for g, text in zip(self.drafts, self.texts, strict=True)
         ]
-        told = {"decoding": len(requests), "rows": len(requests), **fields}
-        least = self.speculator.least(told["decoding"], told["rows"])
+        state = {"decoding": len(requests), "rows": len(requests), **fields}
+        least = self.speculator.least(state["decoding"], state["rows"])
         draft_tokens: Sequence[Sequence[int]] = [()] * len(requests)
         if least < 1.0:
             draft_tokens = self.speculator.propose_drafts(
-                requests, **{"budget": 512, **told}, least=least
+                requests, **{"budget": 512, **state}, least=least
             )
         for drafts, text, own in zip(self.drafts, self.texts, draft_tokens, strict=True):
             known = len(text)

@@ -86,11 +86,11 @@ class Listener:
 
     tokenizer: Tokenizer
     words: Sequence[Word]
-    asked: list[EngineRequest] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     mishears: Callable[[str], str] = str
 
     def __call__(self, request: EngineRequest) -> Output:
-        self.asked.append(request)
+        self.requests.append(request)
         start, end = audio_range(request)
         heard = [w.text for w in self.words if w.end > start + 800 and w.end <= end]
         known = given_text(request, self.tokenizer).split()[-1:]
@@ -144,8 +144,8 @@ class Driver:
             request, self._running = self._running, None
             self.session.take(self.answer(request))
         self._left -= 1
-        if self._running is None and (asked := self.session.request()) is not None:
-            self._running, self._left = asked, self.delay
+        if self._running is None and (requests := self.session.request()) is not None:
+            self._running, self._left = requests, self.delay
         self.events += self.session.events()
         self.most_held = max(self.most_held, self.session.buffered_samples)
 
@@ -154,13 +154,13 @@ class Driver:
 
     def texts(self) -> list[str]:
         """Return the text of completed turns, which must equal the deltas sent for them."""
-        told: dict[int, str] = {}
+        pending: dict[int, str] = {}
         completed = []
         for event in self.events:
             if isinstance(event, Delta):
-                told[event.turn] = told.get(event.turn, "") + event.text
+                pending[event.turn] = pending.get(event.turn, "") + event.text
             elif isinstance(event, Completed):
-                assert event.text == told.pop(event.turn, "")
+                assert event.text == pending.pop(event.turn, "")
                 completed.append(event.text)
         return completed
 

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,17 @@ from numpy.typing import NDArray
 
 CALL = Path(__file__).parent / "data" / "call.ogg"
 """20 s of a telephone call, English."""
+
+
+@cache
+def brief() -> bytes:
+    """Return one second of the call as WAV, for tests to which what is said does not matter."""
+    with av.open(str(CALL)) as source:
+        resampler = av.AudioResampler("flt", "mono", 16_000)
+        parts = [part for frame in source.decode(audio=0) for part in resampler.resample(frame)]
+    samples = np.concatenate([part.to_ndarray()[0] for part in parts])
+    return encode("wav", samples[32_000:48_000])
+
 
 CODECS = {
     "wav": ("wav", "pcm_s16le", 16_000),

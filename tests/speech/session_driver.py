@@ -29,7 +29,7 @@ class Driver:
         tokens = SpeechTokens(info or model_info(), tokenizer)
         self.session = Session(tokens, options, "r", max_chunks=max_chunks)
         self.answer = answer
-        self.asked: list[EngineRequest] = []
+        self.requests: list[EngineRequest] = []
 
     def run(self, chunks: list[AudioChunk]) -> list[Segment]:
         for chunk in chunks:
@@ -39,7 +39,7 @@ class Driver:
         segments = self.session.segments()
         while not self.session.idle:
             requests = self.session.requests()
-            self.asked += requests
+            self.requests += requests
             # Answer the last one first: the session must restore the order.
             for request in reversed(requests):
                 self.session.take(self.answer(request))

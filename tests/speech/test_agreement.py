@@ -14,22 +14,22 @@ def heard(*texts: str, language: str = "en") -> tuple[list[str], LocalAgreement]
 
 
 def test_two_in_a_row_make_it_final() -> None:
-    told, agreement = heard(" My broad", " My broadband keeps", " My broadband keeps dropping")
-    assert told == ["", " My", " broadband keeps"]
+    shown, agreement = heard(" My broad", " My broadband keeps", " My broadband keeps dropping")
+    assert shown == ["", " My", " broadband keeps"]
     assert (agreement.final, agreement.interim) == (" My broadband keeps", " dropping")
 
 
 def test_a_mark_at_the_end_stays_open() -> None:
-    told, agreement = heard(" It drops.", " It drops.", " It drops, often.", " It drops, often.")
-    assert told == ["", " It drops", "", ", often"]
+    shown, agreement = heard(" It drops.", " It drops.", " It drops, often.", " It drops, often.")
+    assert shown == ["", " It drops", "", ", often"]
     assert agreement.finish(" It drops, often. ") == "."
 
 
 def test_a_growing_number_is_continued() -> None:
-    told, agreement = heard(
+    shown, agreement = heard(
         " It is 48", " It is 48", " It is 4821", " It is 4821.50", " It is 4821.50"
     )
-    assert told == ["", " It is 48", "", "21", ".50"]
+    assert shown == ["", " It is 48", "", "21", ".50"]
     assert agreement.final == " It is 4821.50"
 
 
@@ -42,8 +42,8 @@ def test_doubt_breaks_the_row() -> None:
 
 
 def test_without_spaces_a_character_is_a_word() -> None:
-    told, _ = heard("你好吗", "你好吧朋", "你好吧朋友", language="zh")
-    assert told == ["", "你好", "吧朋"]
+    shown, _ = heard("你好吗", "你好吧朋", "你好吧朋友", language="zh")
+    assert shown == ["", "你好", "吧朋"]
 
 
 TAILS = st.text("ab ,.1é-", max_size=12)

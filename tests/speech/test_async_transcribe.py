@@ -77,7 +77,7 @@ class Submitter:
         self.most = max(self.most, len(self.living))
         return streams
 
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> list[Any]:
+    async def submit_when_room(self, requests: Sequence[EngineRequest]) -> list[Any]:
         return self.submit_all(requests)
 
 

@@ -26,7 +26,7 @@ class Given:
 
     def __init__(self, probabilities: NDArray[np.float32]) -> None:
         self._probabilities = probabilities
-        self._samples = self._told = 0
+        self._samples = self._returned = 0
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         self._samples += len(samples)
@@ -36,8 +36,8 @@ class Given:
         return self._until(-(-self._samples // VAD_FRAME))
 
     def _until(self, frame: int) -> NDArray[np.float32]:
-        told, self._told = self._told, frame
-        return self._probabilities[told:frame]
+        begin, self._returned = self._returned, frame
+        return self._probabilities[begin:frame]
 
 
 @st.composite
@@ -207,4 +207,4 @@ def test_a_rest_begins_with_a_whole_word(heard: float, rest: float | None) -> No
         SpeechSegment(5 * rate, 7 * rate + 2 * pad, lead=pad, tail=pad),
     )
     chunk = AudioChunk(segments, np.zeros(4 * rate + 2 * pad, np.float32))
-    assert chunk.unheard_from(heard) == (None if rest is None else pytest.approx(rest))
+    assert chunk.untranscribed_from(heard) == (None if rest is None else pytest.approx(rest))

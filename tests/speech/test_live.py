@@ -44,16 +44,16 @@ def test_the_last_words_need_no_further_decoding_when_silence_has_lasted(
 ) -> None:
     driver = Driver(tokenizer, speech("one two"))
     driver.play(1.7)  # speech ends at 1.2
-    decodings = len(driver.listener.asked)
+    decodings = len(driver.listener.requests)
     driver.play(0.2)
     assert driver.texts() == ["one two"]
-    assert len(driver.listener.asked) == decodings
+    assert len(driver.listener.requests) == decodings
 
 
 def test_silence_costs_nothing_and_is_not_kept(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, [])
     driver.play(60)
-    assert not driver.listener.asked
+    assert not driver.listener.requests
     assert not driver.events
     assert driver.most_held < RATE
 
@@ -61,7 +61,7 @@ def test_silence_costs_nothing_and_is_not_kept(tokenizer: Tokenizer) -> None:
 def test_a_click_is_no_turn(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, [Word("x", RATE, RATE + VAD_FRAME)])
     driver.play(4)
-    assert not driver.listener.asked
+    assert not driver.listener.requests
     assert not driver.events
 
 
@@ -116,7 +116,7 @@ def test_a_turn_committed_by_the_client_is_transcribed_as_one(tokenizer: Tokeniz
     driver.session.commit()
     driver.drain()
     assert driver.texts() == ["one two three four"]
-    assert len({audio_range(request)[0] for request in driver.listener.asked}) == 1
+    assert len({audio_range(request)[0] for request in driver.listener.requests}) == 1
 
 
 def test_text_before_a_long_silence_conditions_the_turns_text_behind_it(
@@ -129,10 +129,10 @@ def test_text_before_a_long_silence_conditions_the_turns_text_behind_it(
     driver.drain()
     driver.play(1)
     assert driver.texts() == ["one two three"]
-    last = spoken(driver.listener.asked[-1])
+    last = spoken(driver.listener.requests[-1])
     before = last.prompt[: last.prompt.index(SOT)]
     assert tokenizer.decode(before) == " names one two"
-    seconds = sum(b - a for a, b in map(audio_range, driver.listener.asked[-1:])) / RATE
+    seconds = sum(b - a for a, b in map(audio_range, driver.listener.requests[-1:])) / RATE
     assert seconds < 2  # silence is not decoded
 
 

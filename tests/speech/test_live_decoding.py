@@ -86,10 +86,10 @@ def test_further_temperatures_decode_the_same_audio(tokenizer: Tokenizer) -> Non
 def test_what_is_given_to_the_decoder_is_what_is_final(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, speech("one two three four five six"))
     driver.play(5)
-    given_texts = [given_text(request, tokenizer) for request in driver.listener.asked]
+    given_texts = [given_text(request, tokenizer) for request in driver.listener.requests]
     assert given_texts[0] == ""
     assert given_texts[-1].startswith(" one two")
-    for request, before in zip(driver.listener.asked, given_texts, strict=True):
+    for request, before in zip(driver.listener.requests, given_texts, strict=True):
         assert spoken(request).prompt[0] == SOT
         assert spoken(request).rules.begin_suppress_tokens == (() if before else (EOT,))
         assert request.priority < 0
@@ -103,7 +103,7 @@ def test_there_is_one_request_at_a_time_however_slow_the_engine_is(tokenizer: To
     driver.play(10)
     driver.drain()
     assert driver.texts() == ["one two three four five six seven eight nine"]
-    assert len(driver.listener.asked) <= 5
+    assert len(driver.listener.requests) <= 5
 
 
 def test_a_slow_engine_makes_the_stream_wait(tokenizer: Tokenizer) -> None:
@@ -139,18 +139,18 @@ def test_an_unreliable_partial_transcript_is_ignored(bad: str, tokenizer: Tokeni
 
 
 def test_the_end_is_tried_at_further_temperatures(tokenizer: Tokenizer) -> None:
-    asked: list[float] = []
+    requests: list[float] = []
 
     def answer(request: EngineRequest) -> Output:
-        asked.append(spoken(request).sampling.temperature or 0.0)
+        requests.append(spoken(request).sampling.temperature or 0.0)
         score = -0.1 if spoken(request).sampling.temperature else -3.0
         return to(request, says(tokenizer, " good", score=score))
 
     driver = Driver(tokenizer, speech("one two"), answer)
     driver.play(3)
     assert driver.texts() == ["good"]
-    assert asked[-2:] == [0.0, 0.2]
-    assert set(asked[:-1]) == {0.0}
+    assert requests[-2:] == [0.0, 0.2]
+    assert set(requests[:-1]) == {0.0}
 
 
 def test_beams_count_at_the_end(tokenizer: Tokenizer) -> None:
@@ -158,8 +158,8 @@ def test_beams_count_at_the_end(tokenizer: Tokenizer) -> None:
     driver = Driver(tokenizer, speech("one two three"), options=options)
     driver.play(4)
     assert driver.texts() == ["one two three"]
-    assert [spoken(request).sampling.num_beams for request in driver.listener.asked][-1] == 5
-    assert {spoken(request).sampling.num_beams for request in driver.listener.asked[:-1]} == {1}
+    assert [spoken(request).sampling.num_beams for request in driver.listener.requests][-1] == 5
+    assert {spoken(request).sampling.num_beams for request in driver.listener.requests[:-1]} == {1}
 
 
 def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
@@ -198,5 +198,5 @@ def test_the_prompt_comes_first_then_earlier_text_if_requested(tokenizer: Tokeni
     driver = Driver(tokenizer, words, options=options)
     driver.play(4)
     assert driver.texts() == ["one two", "three"]
-    last = spoken(driver.listener.asked[-1]).prompt
+    last = spoken(driver.listener.requests[-1]).prompt
     assert tokenizer.decode(last[: last.index(SOT)]) == " Kowalska one two"

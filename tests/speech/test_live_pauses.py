@@ -27,8 +27,8 @@ def paused_at(driver: Driver) -> list[tuple[int, str, int]]:
 
 
 def kinds(driver: Driver) -> list[type]:
-    told = (SpeechStarted, Paused, Resumed, SpeechStopped, Committed, Completed)
-    return [type(event) for event in driver.of(*told)]
+    wanted = (SpeechStarted, Paused, Resumed, SpeechStopped, Committed, Completed)
+    return [type(event) for event in driver.of(*wanted)]
 
 
 def test_a_pause_has_the_words_so_far_and_ends_when_speech_goes_on(tokenizer: Tokenizer) -> None:
@@ -67,9 +67,9 @@ def test_a_turn_ends_after_as_much_silence_as_it_is_given(
     expected = max(at + silence_ms, played_ms)
     assert expected - 32 <= stopped.at_ms <= expected + 32
     assert driver.texts() == [text] == ["one two"]
-    asked = len(driver.listener.asked)
+    requests = len(driver.listener.requests)
     driver.play(5)
-    assert len(driver.listener.asked) == asked
+    assert len(driver.listener.requests) == requests
     driver.session.end_after(turn, 0)  # too late: nothing happens
     assert kinds(driver).count(SpeechStopped) == 1
 
@@ -124,9 +124,9 @@ def test_every_order_of_pauses_and_words_keeps_the_text(tokenizer: Tokenizer) ->
         assert driver.texts() == ["one two three four five"]
         last = paused_at(driver)[-1]
         assert last[1] == "one two three four five"
-        told = [kind for kind in kinds(driver) if kind in (Paused, Resumed)]
-        assert told[:-1:2] == [Paused] * (len(told) // 2)
-        assert told[1::2] == [Resumed] * (len(told) // 2)
+        wanted = [kind for kind in kinds(driver) if kind in (Paused, Resumed)]
+        assert wanted[:-1:2] == [Paused] * (len(wanted) // 2)
+        assert wanted[1::2] == [Resumed] * (len(wanted) // 2)
 
 
 def test_new_options_undo_what_was_decided_in_a_pause(tokenizer: Tokenizer) -> None:

@@ -24,7 +24,7 @@ def turn(number: int, *deltas: str) -> list[LiveEvent]:
     ]
 
 
-def told(events: list[LiveEvent]) -> str:
+def texts_of(events: list[LiveEvent]) -> str:
     return " ".join(event.text for event in events if isinstance(event, Delta | Completed))
 
 
@@ -40,7 +40,7 @@ def test_a_number_over_two_turns_is_removed() -> None:
         Completed(0, "my card number is [CARD]", 1.0),
         Completed(1, "", 1.0),
     ]
-    assert "nine" not in told(final)
+    assert "nine" not in texts_of(final)
     assert redactor.counts == {"card": 1}
 
 
@@ -71,7 +71,7 @@ def test_a_discarded_turn_is_not_given_out() -> None:
     redactor.take([*turn(0, "hello"), Delta(1, "secret plan")])
     redactor.discard()
     assert redactor.take(turn(2, "bye")) == []
-    assert told(redactor.rest()) == "hello hello bye bye"
+    assert texts_of(redactor.rest()) == "hello hello bye bye"
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.sets(st.integers(0, 30)))

@@ -49,9 +49,9 @@ class Engine:
         self._tokenizer = tokenizer
         self._full = full
         self._answers = answers
-        self.asked = self.cancelled = 0
+        self.requests = self.cancelled = 0
 
-    submit_patiently = EngineClient.submit_patiently
+    submit_when_room = EngineClient.submit_when_room
 
     def submit_all(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
@@ -59,7 +59,7 @@ class Engine:
         if self._full:
             self._full -= 1
             raise QueueFull("full", retry_after=0.001)
-        self.asked += len(requests)
+        self.requests += len(requests)
         word = says(self._tokenizer, " one")
         return [Answer(self, to(r, word) if self._answers else None) for r in requests]
 
@@ -82,14 +82,14 @@ class Answer:
 
 
 def stream_of(engine: Any, tokenizer: Tokenizer) -> tuple[LiveStream, list[LiveEvent]]:
-    told: list[LiveEvent] = []
+    received: list[LiveEvent] = []
 
-    async def tell(events: Sequence[LiveEvent]) -> None:
-        told.extend(events)
+    async def on_events(events: Sequence[LiveEvent]) -> None:
+        received.extend(events)
 
     session = LiveSession(SpeechTokens(model_info(), tokenizer), Blank(), Talk(), ENGLISH, "s")
-    stream = LiveStream(engine, session, tell=tell, patience=0.05)
-    return stream, told
+    stream = LiveStream(engine, session, on_events=on_events, timeout=0.05)
+    return stream, received
 
 
 def run(stream: LiveStream, work: Coroutine[Any, Any, None]) -> None:
@@ -120,12 +120,12 @@ def test_an_engine_that_does_not_come_along_ends_the_stream(tokenizer: Tokenizer
     with pytest.raises(Unavailable, match="behind"):
         run(stream, talk())
     assert 30 < stream.seconds < 40
-    assert (engine.asked, engine.cancelled) == (1, 1)
+    assert (engine.requests, engine.cancelled) == (1, 1)
 
 
 def test_a_full_queue_is_retried(tokenizer: Tokenizer) -> None:
     engine = Engine(tokenizer, full=3)
-    stream, told = stream_of(engine, tokenizer)
+    stream, received = stream_of(engine, tokenizer)
 
     async def talk() -> None:
         await stream.append(SECOND)
@@ -133,12 +133,12 @@ def test_a_full_queue_is_retried(tokenizer: Tokenizer) -> None:
         await stream.settled()
 
     run(stream, talk())
-    assert [event.text for event in told if isinstance(event, Completed)] == ["one"]
+    assert [event.text for event in received if isinstance(event, Completed)] == ["one"]
 
 
 def test_an_engine_that_is_gone_for_good_ends_the_stream(tokenizer: Tokenizer) -> None:
     class Gone:
-        submit_patiently = EngineClient.submit_patiently
+        submit_when_room = EngineClient.submit_when_room
 
         def submit_all(
             self, requests: Sequence[EngineRequest], deadline: float = math.inf

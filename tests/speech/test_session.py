@@ -60,7 +60,7 @@ def test_a_request_is_what_whisper_expects(tokenizer: Tokenizer) -> None:
         lambda request: to(request, says(tokenizer, 0.0, " x", 1.0)),
     )
     driver.run([chunk(0, 4)])
-    [request] = driver.asked
+    [request] = driver.requests
     previous = [token_id("<|startofprev|>"), *tokenizer.encode_plain(" Kowalska")]
     assert spoken(request).prompt == [*previous, SOT, DE, token_id("<|translate|>")]
     sampling, rules = spoken(request).sampling, spoken(request).rules
@@ -82,8 +82,8 @@ def test_without_timestamps_a_chunk_is_a_segment(tokenizer: Tokenizer) -> None:
     )
     [segment] = driver.run([chunk(5, 8)])
     assert (segment.start, segment.end, segment.text) == (5.0, 8.0, " hello you")
-    assert spoken(driver.asked[0]).prompt[-1] == token_id("<|notimestamps|>")
-    assert spoken(driver.asked[0]).rules.timestamps is None
+    assert spoken(driver.requests[0]).prompt[-1] == token_id("<|notimestamps|>")
+    assert spoken(driver.requests[0]).rules.timestamps is None
 
 
 def test_the_language_is_detected_in_the_first_chunk_before_any_other_request(
@@ -97,7 +97,7 @@ def test_the_language_is_detected_in_the_first_chunk_before_any_other_request(
     driver = Driver(tokenizer, TranscribeOptions(), answer)
     assert len(driver.run([chunk(0, 4), chunk(10, 14)])) == 2
     assert driver.session.language == "de"
-    first, *others = driver.asked
+    first, *others = driver.requests
     assert spoken(first).prompt == [SOT]
     assert set(spoken(first).rules.allowed_tokens) == set(
         tiny.generation_config()["lang_to_id"].values()
@@ -122,8 +122,8 @@ def test_each_chunks_language_is_detected_where_several_are_spoken(tokenizer: To
     assert [segment.language for segment in segments] == ["de", "en", "de"]
     assert driver.session.language in ("de", "en")
     # All languages are detected at once, and each transcript is in its chunk's language.
-    assert [spoken(request).prompt for request in driver.asked[:3]] == [[SOT]] * 3
-    for request in driver.asked[3:]:
+    assert [spoken(request).prompt for request in driver.requests[:3]] == [[SOT]] * 3
+    for request in driver.requests[3:]:
         assert spoken(request).prompt == [
             SOT,
             spoken_at[place(request)],
@@ -160,11 +160,11 @@ def test_a_bad_transcript_is_retried_at_a_higher_temperature(tokenizer: Tokenize
     )
     [segment] = driver.run([chunk(0, 4)])
     assert (segment.text, segment.temperature) == (" good", 0.4)
-    payloads = [spoken(request) for request in driver.asked]
-    asked = [(one.sampling.temperature, one.sampling.num_beams) for one in payloads]
-    assert asked == [(0.0, 5), *[(0.2, 1)] * 5, *[(0.4, 1)] * 5]
+    payloads = [spoken(request) for request in driver.requests]
+    requests = [(one.sampling.temperature, one.sampling.num_beams) for one in payloads]
+    assert requests == [(0.0, 5), *[(0.2, 1)] * 5, *[(0.4, 1)] * 5]
     assert len({one.encoder_input.data for one in payloads}) == 1
-    assert len({request.id for request in driver.asked}) == 11
+    assert len({request.id for request in driver.requests}) == 11
     assert len({one.sampling.seed for one in payloads}) == 5
 
 
@@ -202,7 +202,7 @@ def test_of_the_texts_sampled_at_a_temperature_the_likeliest_counts(tokenizer: T
         options = TranscribeOptions(language="en", rules=QualityRules(best_of=best_of))
         driver = Driver(tokenizer, options, answer)
         [segment] = driver.run([chunk(0, 4)])
-        assert (segment.text, len(driver.asked)) == (text, 1 + best_of)
+        assert (segment.text, len(driver.requests)) == (text, 1 + best_of)
 
 
 @pytest.mark.parametrize(("score", "text"), [(-1.1, " right"), (-1.3, " first")])
@@ -252,7 +252,7 @@ def test_silence_has_no_text(tokenizer: Tokenizer) -> None:
         lambda r: to(r, says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)),
     )
     assert driver.run([chunk(0, 4)]) == []
-    assert len(driver.asked) == 1
+    assert len(driver.requests) == 1
 
 
 def test_overlapping_chunks_are_joined(tokenizer: Tokenizer) -> None:
@@ -289,7 +289,7 @@ def test_text_conditions_later_text_if_requested(tokenizer: Tokenizer) -> None:
     )
     driver = Driver(tokenizer, options, answer)
     driver.run([chunk(0, 4), chunk(10, 14), chunk(20, 24)])
-    prompts = [tokenizer.decode(spoken(request).prompt) for request in driver.asked]
+    prompts = [tokenizer.decode(spoken(request).prompt) for request in driver.requests]
     assert prompts == [" names", " names at 0", " names at 0 at 10"]
 
 
@@ -305,11 +305,11 @@ def test_hotwords_stand_before_every_chunk(tokenizer: Tokenizer) -> None:
         options = TranscribeOptions(language="en", prompt="names", hotwords="Ada", rules=rules)
         driver = Driver(tokenizer, options, answer)
         driver.run([chunk(0, 4), chunk(10, 14)])
-        assert [tokenizer.decode(spoken(request).prompt) for request in driver.asked] == prompts
+        assert [tokenizer.decode(spoken(request).prompt) for request in driver.requests] == prompts
     long = TranscribeOptions(language="en", prompt="names " * 99, hotwords="Ada " * 99)
     driver = Driver(tokenizer, long, answer)
     driver.run([chunk(0, 4)])
-    assert len(spoken(driver.asked[0]).prompt) == 32 + 3  # half of the context, and the start
+    assert len(spoken(driver.requests[0]).prompt) == 32 + 3  # half of the context, and the start
 
 
 def test_what_has_no_letter_is_no_text(tokenizer: Tokenizer) -> None:
@@ -324,7 +324,7 @@ def test_text_sampled_at_a_high_temperature_conditions_nothing(tokenizer: Tokeni
     )
     driver = Driver(tokenizer, options, lambda r: to(r, says(tokenizer, 0.0, " hm", 1.0)))
     driver.run([chunk(0, 4), chunk(10, 14)])
-    assert spoken(driver.asked[1]).prompt[0] == SOT
+    assert spoken(driver.requests[1]).prompt[0] == SOT
 
 
 def test_segments_come_as_soon_as_they_are_certain(tokenizer: Tokenizer) -> None:

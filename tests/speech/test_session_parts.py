@@ -31,7 +31,7 @@ def test_each_part_begins_where_the_one_before_it_ended(tokenizer: Tokenizer) ->
     frames = np.arange(4 * FRAMES_PER_SECOND, dtype=np.float32)
     driver.session.add(chunk(2, 6, speech=4), np.tile(frames[:, None], tiny.MELS))
     segments = driver.run([])
-    assert [begins_at(request) for request in driver.asked] == [0.0, 1.2, 2.2]
+    assert [begins_at(request) for request in driver.requests] == [0.0, 1.2, 2.2]
     assert [(s.start, s.end, s.text) for s in segments] == [
         (2.0, 3.2, " one"),
         (3.2, 4.2, " two"),
@@ -49,4 +49,4 @@ def test_a_part_that_is_not_transcribed_any_further_is_the_last(tokenizer: Token
     frames = np.arange(4 * FRAMES_PER_SECOND, dtype=np.float32)
     driver.session.add(chunk(0, 4, speech=4), np.tile(frames[:, None], tiny.MELS))
     driver.run([])
-    assert [begins_at(request) for request in driver.asked] == [0.0, 1.2]
+    assert [begins_at(request) for request in driver.requests] == [0.0, 1.2]

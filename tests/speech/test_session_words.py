@@ -35,7 +35,7 @@ def answering(
     return answer
 
 
-def told(segment: Segment) -> list[tuple[str, float, float]]:
+def words_of(segment: Segment) -> list[tuple[str, float, float]]:
     assert segment.words is not None
     return [(word.text, word.start, word.end) for word in segment.words]
 
@@ -61,7 +61,7 @@ def test_words_have_the_recordings_times(tokenizer: Tokenizer) -> None:
     ends = {0.0: (0.3, 0.9, 1.5), 10.0: (0.8, 0.9)}
     driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, ends))
     segments = driver.run([chunk(0, 4), chunk(10, 14)])
-    assert [told(segment) for segment in segments] == [
+    assert [words_of(segment) for segment in segments] == [
         [(" one", 0.0, 0.3), (" two", 0.3, 0.9)],
         [(" more", 0.9, 1.5)],
         [(" three.", 10.0, 10.8)],
@@ -80,22 +80,22 @@ def test_one_request_more_for_each_chunk(tokenizer: Tokenizer) -> None:
     ends = dict.fromkeys(texts, (0.3, 0.9))
     driver = Driver(tokenizer, options, answering(tokenizer, texts, ends))
     driver.run([chunk(0, 4), chunk(10, 14)])
-    asked = {(place(r), isinstance(r.payload, Align)): r for r in driver.asked}
-    assert len(asked) == len(driver.asked) == 4
+    requests = {(place(r), isinstance(r.payload, Align)): r for r in driver.requests}
+    assert len(requests) == len(driver.requests) == 4
     for start in texts:
-        words, text = asked[start, True], asked[start, False]
+        words, text = requests[start, True], requests[start, False]
         said = tokenizer.encode_plain(f" at {start:.0f}")
         assert aligned(words).prompt == [*START, *said, EOT]
         assert aligned(words).encoder_input == spoken(text).encoder_input
     # The text conditions the next chunk, which does not wait for word times.
-    assert [isinstance(r.payload, Align) for r in driver.asked] == [False, True, False, True]
+    assert [isinstance(r.payload, Align) for r in driver.requests] == [False, True, False, True]
 
 
 def test_silence_is_not_aligned(tokenizer: Tokenizer) -> None:
     silent = says(tokenizer, 0.0, " thanks", 1.0, score=-2.0, silence=0.9)
     driver = Driver(tokenizer, WORDS, lambda r: to(r, silent))
     assert driver.run([chunk(0, 4)]) == []
-    assert len(driver.asked) == 1
+    assert len(driver.requests) == 1
 
 
 def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> None:
@@ -109,7 +109,7 @@ def test_no_word_lies_in_a_silence_that_was_left_out(tokenizer: Tokenizer) -> No
     ):
         driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, {1.0: ends}))
         (segment,) = driver.run([joined])
-        assert [(start, end) for _, start, end in told(segment)] == expected
+        assert [(start, end) for _, start, end in words_of(segment)] == expected
         check([segment])
 
 
@@ -123,7 +123,7 @@ def test_the_first_word_begins_with_the_speech(tokenizer: Tokenizer) -> None:
     ):
         driver = Driver(tokenizer, WORDS, answering(tokenizer, texts, {10.0: ends}))
         (segment,) = driver.run([AudioChunk((speech,), np.zeros(4 * RATE, np.float32))])
-        assert [(start, end) for _, start, end in told(segment)] == expected
+        assert [(start, end) for _, start, end in words_of(segment)] == expected
         check([segment])
 
 
@@ -138,7 +138,7 @@ def test_overlapping_chunks_are_joined_by_the_times_of_their_words(tokenizer: To
     segments = driver.run([chunk(0, 4), chunk(3, 7, overlap=1.0)])
     assert "".join(segment.text for segment in segments) == " one two three four five six"
     check(segments)
-    assert told(segments[1]) == [(" five", 3.8, 4.4), (" six", 4.4, 5.0)]
+    assert words_of(segments[1]) == [(" five", 3.8, 4.4), (" six", 4.4, 5.0)]
 
 
 def test_a_model_without_such_heads_is_refused(tokenizer: Tokenizer) -> None:

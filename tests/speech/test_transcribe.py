@@ -55,7 +55,7 @@ def transcriber(folder: Path) -> Iterator[Transcriber]:
         yield transcriber
 
 
-def told(segments: list[Segment]) -> list[tuple[float, float, str]]:
+def timed(segments: list[Segment]) -> list[tuple[float, float, str]]:
     return [(segment.start, segment.end, segment.text) for segment in segments]
 
 
@@ -120,9 +120,9 @@ def test_a_chunks_text_is_transformers_own(
         expected = expected[: last + 1]
     tokenizer = Tokenizer.load(folder)
     # Segments without a letter are dropped.
-    spelt = {t for t in range(tiny.TEXT_TOKENS) if any(map(str.isalnum, tokenizer.decode([t])))}
-    words = [token for token in expected if token in spelt]
-    tokens = [token for segment in segments for token in segment.tokens if token in spelt]
+    spelled = {t for t in range(tiny.TEXT_TOKENS) if any(map(str.isalnum, tokenizer.decode([t])))}
+    words = [token for token in expected if token in spelled]
+    tokens = [token for segment in segments for token in segment.tokens if token in spelled]
     assert tokens[: len(words)] == words
     assert timestamps or len(tokens) == len(words)
     times = [(token - first_time) * 0.02 for token in expected if token >= first_time]
@@ -146,11 +146,11 @@ def test_a_recording_is_transcribed_in_order(transcriber: Transcriber) -> None:
 def test_threads_share_the_batch_and_get_their_own_results(transcriber: Transcriber) -> None:
     samples = np.concatenate(list(Recording(CALL)))
     files = [encode("wav", samples[start : start + 100_000]) for start in (0, 50_000, 150_000)]
-    alone = [told(list(transcriber.transcribe(file, ENGLISH))) for file in files]
+    alone = [timed(list(transcriber.transcribe(file, ENGLISH))) for file in files]
     together: list[list[tuple[float, float, str]]] = [[] for _ in files]
 
     def work(index: int) -> None:
-        together[index] = told(list(transcriber.transcribe(files[index], ENGLISH)))
+        together[index] = timed(list(transcriber.transcribe(files[index], ENGLISH)))
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(files))]
     for thread in threads:
@@ -186,7 +186,7 @@ def test_stopping_early_leaves_nothing_behind(transcriber: Transcriber) -> None:
     segments = iter(transcriber.transcribe(CALL, ENGLISH))
     first = next(segments)
     segments.close()  # type: ignore[attr-defined]
-    assert told(list(transcriber.transcribe(CALL, ENGLISH)))[0] == told([first])[0]
+    assert timed(list(transcriber.transcribe(CALL, ENGLISH)))[0] == timed([first])[0]
 
 
 def test_long_speech_without_a_pause_is_cut_and_joined(transcriber: Transcriber) -> None:
@@ -249,15 +249,15 @@ def test_speech_options_reach_the_detector(transcriber: Transcriber) -> None:
 
 def test_an_array_is_a_recording(transcriber: Transcriber) -> None:
     samples = np.concatenate(list(Recording(CALL)))
-    expected = told(list(transcriber.transcribe(CALL, ENGLISH)))
+    expected = timed(list(transcriber.transcribe(CALL, ENGLISH)))
     assert expected
     arrays: list[Any] = [samples, samples.astype(np.float64), torch.from_numpy(samples)]
     for array in arrays:
-        assert told(list(transcriber.transcribe(array, ENGLISH))) == expected
+        assert timed(list(transcriber.transcribe(array, ENGLISH))) == expected
     pcm = np.round(samples * 32767).astype(np.int16)
     raw = RawPcm(8000)
-    same = told(list(transcriber.transcribe(pcm[::2].tobytes(), ENGLISH, raw=raw)))
-    assert told(list(transcriber.transcribe(pcm[::2], ENGLISH, sample_rate=8000))) == same
+    same = timed(list(transcriber.transcribe(pcm[::2].tobytes(), ENGLISH, raw=raw)))
+    assert timed(list(transcriber.transcribe(pcm[::2], ENGLISH, sample_rate=8000))) == same
 
 
 def test_what_is_not_a_recording_is_refused(transcriber: Transcriber) -> None:

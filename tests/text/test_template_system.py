@@ -116,16 +116,16 @@ def test_a_last_message_is_continued_where_it_ends(
     tokenizer: Tokenizer, name: str, content: str
 ) -> None:
     source = getattr(templates, name)
-    asked = said("u1")
+    question = said("u1")
     template = ChatTemplate(source, file="x")
     last = {"role": "assistant", "content": content}
-    ids = template.encode(tokenizer, [*asked, last], continue_last=True)
-    opened = rendered(source, tokenizer, [*asked, {**last, "content": "x"}])
+    ids = template.encode(tokenizer, [*question, last], continue_last=True)
+    opened = rendered(source, tokenizer, [*question, {**last, "content": "x"}])
     assert (
         tokenizer.decode(ids, skip_special_tokens=False) == opened[: opened.rindex("x")] + content
     )
     end = trained.token_id(tokenizer, "<|im_end|>")
-    whole = template.encode(tokenizer, [*asked, last], add_generation_prompt=False)
+    whole = template.encode(tokenizer, [*question, last], add_generation_prompt=False)
     assert ids.count(end) == whole.count(end) - (name in ("CHATML", "THINKING"))
 
 

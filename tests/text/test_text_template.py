@@ -141,8 +141,8 @@ def test_reasoning_in_past_answers_is_passed_to_the_template(
     last = template.encode(tokenizer, messages[:2], add_generation_prompt=False)
     assert last == expected(truth, messages[:2])
     assert think in last
-    asked = template.encode(tokenizer, [{"role": "user", "content": "<think>x</think>"}])
-    assert think not in asked
+    question = template.encode(tokenizer, [{"role": "user", "content": "<think>x</think>"}])
+    assert think not in question
 
 
 def test_private_use_characters_of_a_message_survive(

@@ -15,6 +15,7 @@ from galley.formats.source import BUNDLED, BUNDLED_SPEECH, resolve_model
 from galley.text.tokenizer import Tokenizer
 from galley.text.tokenizer_steps import is_simple
 from tests.text import trained
+from tests.thorough import unless
 
 TEXTS = [
     "",
@@ -133,7 +134,7 @@ def test_lone_surrogates_are_replaced(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)).count("\ufffd") >= 1
 
 
-@pytest.mark.parametrize("char", ["a", " ", "\x00", "é", "<"])
+@pytest.mark.parametrize("char", ["a", " ", *(unless(False, char) for char in "\x00é<")])
 def test_a_megabyte_of_one_character(tokenizer: Tokenizer, char: str) -> None:
     text = char * 1_000_000
     assert tokenizer.decode(tokenizer.encode(text)) in (text, text.removeprefix(" "))

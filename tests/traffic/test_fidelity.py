@@ -52,7 +52,7 @@ def test_servers_are_compared_as_the_models_in_this_process_are(tmp_path: Path) 
 
     with (
         Server("galley-demo", tmp_path / "a", **settings) as base,
-        Server("galley-demo", tmp_path / "b", quantize="int4", **settings) as small,
+        Server("galley-demo", tmp_path / "b", weight_dtype="int4", **settings) as small,
     ):
         found = asyncio.run(run(base.url, small.url))
         unlike = [([window[0]], [3]) for window in windows]
@@ -62,7 +62,7 @@ def test_servers_are_compared_as_the_models_in_this_process_are(tmp_path: Path) 
         with pytest.raises(EngineError, match="log-probabilities"):
             asyncio.run(_unknown(base.url, unlike))
     own = EngineSettings()
-    [loss] = losses(own, [EngineSettings(quantize="int4")], [tuple(w) for w in windows])
+    [loss] = losses(own, [EngineSettings(weight_dtype="int4")], [tuple(w) for w in windows])
     assert found.texts == 4
     assert found.tokens == loss.tokens == sum(len(answer) for _, answer in texts)
     assert found.perplexities == pytest.approx((loss.base_perplexity, loss.perplexity), rel=0.01)

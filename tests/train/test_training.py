@@ -102,7 +102,7 @@ def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("scheme", "quantize"),
+    ("scheme", "weight_dtype"),
     [
         (Scheme(4, 16), "auto"),
         (Scheme(4, 32, symmetric=False), "auto"),
@@ -113,20 +113,20 @@ def test_an_interrupted_run_resumes_and_writes_the_same(folder: Path, tmp_path: 
     ids=str,
 )
 def test_the_trained_loss_is_the_served_loss(
-    checkpoint: CheckpointMaker, tmp_path: Path, scheme: Scheme | None, quantize: Any
+    checkpoint: CheckpointMaker, tmp_path: Path, scheme: Scheme | None, weight_dtype: Any
 ) -> None:
     """The reference executor's model of the checkpoint has the same logits within rounding."""
     teacher = read(checkpoint("llama-mha-tied"))
     bits = "int4" if scheme and scheme.bits == 4 else "int8"
-    student = qat_student(teacher, bits if scheme else quantize, scheme=scheme)
-    serve = replace(EXACT, quantize=quantize)
+    student = qat_student(teacher, bits if scheme else weight_dtype, scheme=scheme)
+    serve = replace(EXACT, weight_dtype=weight_dtype)
     out = tmp_path / "out"
     report = run(teacher, student, out, serve, [Example(TEXT)], kl_weight=1.0, steps=30)
     np.testing.assert_allclose(
         served(out, TEXT, serve), student_logits(student, TEXT), rtol=1e-4, atol=1e-4
     )
     assert report.served.perplexity == pytest.approx(np.exp(report.after.cross_entropy), rel=1e-4)
-    if bits == "int4" or quantize == "int4":
+    if bits == "int4" or weight_dtype == "int4":
         assert report.after.kl < 0.8 * report.before.kl
 
 
@@ -194,7 +194,7 @@ def test_the_divergence_is_that_of_all_tokens_with_the_rest_as_one(
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     p, q = torch.randn((2, 3, 20), generator=random, dtype=torch.float64)
-    told, tokens = (p / temperature).log_softmax(-1).topk(k, dim=-1)
+    shown, tokens = (p / temperature).log_softmax(-1).topk(k, dim=-1)
     outcomes = []
     for logits in (p, q):
         probs = (logits / temperature).softmax(-1)
@@ -202,7 +202,7 @@ def test_the_divergence_is_that_of_all_tokens_with_the_rest_as_one(
         rest = (1 - chosen.sum(-1, keepdim=True)).clamp(min=0)
         outcomes.append(torch.cat((chosen, rest), -1))
     known = torch.special.xlogy(outcomes[0], outcomes[0] / outcomes[1].clamp(min=1e-6)).sum(-1)
-    found = losses.divergence(q, tokens, told, temperature)
+    found = losses.divergence(q, tokens, shown, temperature)
     np.testing.assert_allclose(found, known, atol=1e-6)
 
 
@@ -256,8 +256,8 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         app.main(list(map(str, arguments)), standalone_mode=False)
         return capsys.readouterr().out
 
-    told = command("distill", folder, tmp_path / "student", data, "--layers", "1", *few)
-    assert "same likeliest token" in told
+    shown = command("distill", folder, tmp_path / "student", data, "--layers", "1", *few)
+    assert "same likeliest token" in shown
     answered = [
         {"messages": [*line["messages"], {"role": "assistant", "content": "no"}]} for line in lines
     ]
@@ -268,10 +268,10 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         )
         for only in ((), ("--answers-only",))
     )
-    losses = [float(told.split("loss ")[1].split()[0]) for told in (whole, own)]
+    losses = [float(shown.split("loss ")[1].split()[0]) for shown in (whole, own)]
     assert losses[0] != losses[1]  # before the first step, on other tokens
-    told = command("distill", folder, tmp_path / "on", data, "--student-model", folder, *few)
-    assert "same likeliest token" in told
+    shown = command("distill", folder, tmp_path / "on", data, "--student-model", folder, *few)
+    assert "same likeliest token" in shown
     with pytest.raises(SettingsError, match="--answers-only needs data"):
         command("qat", folder, tmp_path / "none", "--answers-only", *few)
     command("qat", folder, tmp_path / "int4", "--tokens", 200, "--context", 32, "--group", 16, *few)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from galley.speech.pcm import PcmStream
-from galley.tts.encode import FORMATS, PCM_RATE, AudioFormat, encoder, telephone, wav_header
+from galley.tts.encode import FORMATS, PCM_RATE, AudioFormat, encoder, telephony_encoder, wav_header
 
 RATE = 22_050
 TONE = (12_000 * np.sin(2 * np.pi * 440 / RATE * np.arange(2 * RATE))).astype("<i2").tobytes()
@@ -78,7 +78,7 @@ def test_a_rate_that_a_codec_lacks_is_converted(form: AudioFormat, rate: int) ->
 
 @pytest.mark.parametrize(("form", "coding"), [("audio/pcmu", "mulaw"), ("audio/pcma", "alaw")])
 def test_telephones_formats_are_those_that_live_audio_is_read_in(form: str, coding: Any) -> None:
-    encoding = telephone(form, RATE)
+    encoding = telephony_encoder(form, RATE)
     data = b"".join(encoding.encode(TONE[at : at + 7_000]) for at in range(0, len(TONE), 7_000))
     data += encoding.finish()
     assert len(data) == pytest.approx(2 * 8_000, abs=50)

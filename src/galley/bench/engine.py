@@ -114,7 +114,7 @@ class EngineBench:
         return steps
 
     def join(
-        self, others: Sequence[list[int]], newcomers: Sequence[list[int]], tokens: int
+        self, others: Sequence[list[int]], arrivals: Sequence[list[int]], tokens: int
     ) -> tuple[list[float], list[Step]]:
         """Measure prompts that arrive, one after another, while other sequences decode.
 
@@ -130,13 +130,13 @@ class EngineBench:
         while len(begun) < len(ids):
             begun.update(output.request_id for output in self._step()[2])
         waits = []
-        for i, newcomer in enumerate(newcomers):
-            [joined] = self._add([newcomer])
+        for i, arrival in enumerate(arrivals):
+            [joined] = self._add([arrival])
             began = time.perf_counter()
             while joined not in {output.request_id for output in self._step()[2]}:
                 pass
             waits.append(time.perf_counter() - began)
-            if i + 1 < len(newcomers):
+            if i + 1 < len(arrivals):
                 self._engine.abort([joined])
             else:
                 ids.append(joined)

@@ -28,7 +28,7 @@ from galley.plan.hardware import Machine
 from galley.plan.predict import GIB, predict
 from galley.plan.sizes import ModelSizes
 from galley.plan.steps import Load, Shares, peak_rate
-from galley.settings.engine import EngineSettings, KVType, Quantize
+from galley.settings.engine import EngineSettings, KVType, WeightDType
 from galley.types.model_info import ModelInfo
 
 BATCHES: Final = (1, 8, 32)
@@ -54,7 +54,7 @@ _STEPS: Final = 8
 _SLACK: Final = 64
 """Spare tokens for each sequence, in addition to the requested ones."""
 
-_NEWCOMERS: Final = 3
+_ARRIVALS: Final = 3
 _SAMPLE_BYTES: Final = 128 << 20
 _LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
@@ -215,7 +215,7 @@ class _Run:
         )
         self.settings = replace(
             measuring.settings,
-            quantize=cast(Quantize, sizes.precision),
+            weight_dtype=cast(WeightDType, sizes.precision),
             kv_dtype=measuring.kv_dtype,
             kv_cache_tokens=self._kv_tokens,
             max_running=max(most, *_DECODED),
@@ -261,8 +261,8 @@ class _Run:
         """Measure seconds to the first token and between tokens, and bandwidth in bytes a second."""
         before = self._read_rate()
         others = self._random_prompts(load.concurrency - 1, load.prompt)
-        newcomers = self._random_prompts(_NEWCOMERS, load.prompt)
-        waits, steps = self._bench.join(others, newcomers, load.output - 1)
+        arrivals = self._random_prompts(_ARRIVALS, load.prompt)
+        waits, steps = self._bench.join(others, arrivals, load.output - 1)
         rate = (before + self._read_rate()) / 2
         return statistics.median(waits), _median(steps), rate
 

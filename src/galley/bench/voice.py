@@ -74,7 +74,7 @@ class Call:
         turns: how many turns each caller has.
         detection: ``turn_detection`` of the session.
         interrupts: whether a turn begins while the answer before is being heard.
-        patience: seconds to wait for an answer's audio.
+        timeout: seconds to wait for an answer's audio.
         max_tokens: limit of an answer.
     """
 
@@ -85,7 +85,7 @@ class Call:
     turns: int
     detection: dict[str, Any]
     interrupts: bool = False
-    patience: float = 60.0
+    timeout: float = 60.0
     max_tokens: int = 60
 
 
@@ -150,9 +150,9 @@ async def _turn(call: Call, recording: int, socket: Any) -> Turn:
     samples = call.recordings[recording]
     ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     speaking = asyncio.create_task(_say(samples, socket, ended))
-    turn = _Heard(recording, ended, time.monotonic() + _lead(samples))
+    turn = _TurnEvents(recording, ended, time.monotonic() + _lead(samples))
     try:
-        async with asyncio.timeout(len(samples) / 2 / RATE + call.patience):
+        async with asyncio.timeout(len(samples) / 2 / RATE + call.timeout):
             while not turn.take(json.loads(await socket.recv()), time.monotonic()):
                 if turn.first_audio is not None:
                     speaking.cancel()
@@ -162,7 +162,7 @@ async def _turn(call: Call, recording: int, socket: Any) -> Turn:
     except TimeoutError:
         if not turn.cut_offs:
             raise EngineError(
-                f"no answer within {call.patience:g} s; is there speech in the recording?"
+                f"no answer within {call.timeout:g} s; is there speech in the recording?"
             ) from None
     finally:
         speaking.cancel()
@@ -170,7 +170,7 @@ async def _turn(call: Call, recording: int, socket: Any) -> Turn:
     return turn.turn()
 
 
-class _Heard:
+class _TurnEvents:
     """The events of one turn."""
 
     def __init__(self, recording: int, ended: "asyncio.Future[float]", begins: float) -> None:

@@ -271,7 +271,9 @@ def _reversed(first: Facts, second: Facts) -> bool:
     shared = {word for word in shared if roles.get(word) != second.roles[word]}
     order = dict.fromkeys(word for word in second.content if word in shared)
     place = {word: number for number, word in enumerate(order)}
-    return _falls_thrice([place[word] for word in dict.fromkeys(first.content) if word in shared])
+    return _has_three_falling(
+        [place[word] for word in dict.fromkeys(first.content) if word in shared]
+    )
 
 
 def _in_order(text: Facts, other: Facts) -> list[str]:
@@ -297,7 +299,7 @@ def _followers(content: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def _falls_thrice(places: list[int]) -> bool:
+def _has_three_falling(places: list[int]) -> bool:
     """Return whether three of the numbers, in their order, fall."""
     highest, highest_with_higher_before = -1, -1
     for place in places:

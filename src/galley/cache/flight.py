@@ -28,10 +28,10 @@ class Engine(Protocol):
     def submit_all(self, requests: Sequence[EngineRequest], deadline: float) -> Sequence[Outputs]:
         """See :meth:`galley.gateway.submitter.Submitter.submit_all`."""
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float
     ) -> Sequence[Outputs]:
-        """See :meth:`galley.gateway.submitter.Submitter.submit_patiently`."""
+        """See :meth:`galley.gateway.submitter.Submitter.submit_when_room`."""
 
 
 class Flight:
@@ -154,7 +154,7 @@ class Flight:
         self._continued += 1
         name = f"{self._request.id}.{self._continued}"
         request = msgspec.structs.replace(self._request, id=name, payload=payload)
-        [self._source] = await self._engine.submit_patiently([request], latest)
+        [self._source] = await self._engine.submit_when_room([request], latest)
 
     def _deliver(self, output: Output) -> None:
         if self._ended:
@@ -346,7 +346,7 @@ class Replay:
         if self._rest is None:
             payload = self._request.payload.resumed(tokens_in(self._outputs), answered=True)
             request = msgspec.structs.replace(self._request, payload=payload)
-            [self._rest] = await self._engine.submit_patiently([request], self._deadline)
+            [self._rest] = await self._engine.submit_when_room([request], self._deadline)
         return await anext(self._rest)
 
     def cancel(self, *, whole: bool = False) -> None:

@@ -24,16 +24,16 @@ class Guard:
         failures: operations that failed, or were left out.
     """
 
-    def __init__(self, what: str, patience: float) -> None:
+    def __init__(self, what: str, timeout: float) -> None:
         """Create a guard.
 
         Args:
             what: the operation, for the log.
-            patience: seconds that an operation may take.
+            timeout: seconds that an operation may take.
         """
         self.failures = 0
         self._what = what
-        self._patience = patience
+        self._timeout = timeout
         self._pause = 0.0
         self._until = 0.0
 
@@ -45,9 +45,9 @@ class Guard:
             return None
         if self._pause:
             # One operation finds out whether the store works again; meanwhile others do without it.
-            self._until = now + self._patience
+            self._until = now + self._timeout
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 found = await work()
         except (StoreError, TimeoutError) as error:
             self._failed(error)
@@ -60,7 +60,7 @@ class Guard:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         if not self._pause:
-            reason = str(error) or f"it took more than {self._patience:g} s"
+            reason = str(error) or f"it took more than {self._timeout:g} s"
             log.warning(
                 "the response cache cannot be %s (%s); requests are answered without it",
                 self._what,

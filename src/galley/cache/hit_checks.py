@@ -126,7 +126,7 @@ class HitChecks:
     async def _generated(self, request: EngineRequest) -> list[Output] | None:
         """Return the engine's answer; None if it gives none."""
         own = msgspec.structs.replace(request, id=f"{request.id}.check", priority=_LAST)
-        [stream] = await self._engine.submit_patiently([own], time.monotonic() + _SECONDS)
+        [stream] = await self._engine.submit_when_room([own], time.monotonic() + _SECONDS)
         try:
             outputs = [output async for output in stream]
         except BaseException:

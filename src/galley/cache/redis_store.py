@@ -103,13 +103,13 @@ return removed
 class RedisStore:
     """The entries in one Redis database."""
 
-    def __init__(self, url: str, bounds: Bounds, patience: float) -> None:
+    def __init__(self, url: str, bounds: Bounds, timeout: float) -> None:
         """Describe the connection; it is made when it is first needed.
 
         Args:
             url: such as ``redis://localhost:6379/0``; ``rediss`` is encrypted, ``unix`` a socket's path.
             bounds: kept by the entries that this process stores.
-            patience: seconds that one operation may take.
+            timeout: seconds that one operation may take.
 
         Raises:
             SettingsError: the package redis is missing, or the URL cannot be read.
@@ -126,11 +126,11 @@ class RedisStore:
             # Requests beyond so many at a time wait for a connection.
             pool = redis.BlockingConnectionPool.from_url(
                 url,
-                socket_timeout=patience,
+                socket_timeout=timeout,
                 socket_connect_timeout=CONNECT_SECONDS,
                 retry=None,
                 max_connections=_MOST_CONNECTIONS,
-                timeout=patience,
+                timeout=timeout,
             )
         except ValueError as error:
             raise SettingsError(f"response_cache_store: {_shown(url)}: {error}") from None
@@ -145,7 +145,7 @@ class RedisStore:
         now = time.time()
         found = await self._reads.get([key.hex() for key in keys])
         return [
-            _living(unpack(data, key), now) if data else None
+            _unless_expired(unpack(data, key), now) if data else None
             for key, data in zip(keys, found, strict=True)
         ]
 
@@ -206,7 +206,9 @@ class RedisStore:
         hits = await self._redis.hmget(_HITS, names)
         kept = []
         for (name, when), data, count in zip(used, values, hits, strict=True):
-            entry = _living(unpack(data, bytes.fromhex(name)), time.time()) if data else None
+            entry = (
+                _unless_expired(unpack(data, bytes.fromhex(name)), time.time()) if data else None
+            )
             if entry is not None and selection.has(entry):
                 kept.append(Kept(entry, len(data) + OVERHEAD_BYTES, when, int(count or 0)))
         return kept
@@ -235,7 +237,7 @@ class RedisStore:
         await self._redis.aclose()
 
 
-def _living(entry: Entry | None, now: float) -> Entry | None:
+def _unless_expired(entry: Entry | None, now: float) -> Entry | None:
     return entry if entry is not None and entry.expires > now else None
 
 

@@ -116,7 +116,7 @@ class SqliteStore:
         self._bounds = bounds
         self._pending: dict[bytes, Entry] = {}
         self._pending_bytes = 0
-        self._writes: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._writes: queue.Queue[Entry | None] = queue.Queue()
         self._lock = threading.Lock()
         self._hits: dict[bytes, tuple[int, float]] = {}
         self._damaged: set[bytes] = set()
@@ -331,19 +331,19 @@ def _parameters(selection: Selection) -> Iterator[dict[str, str | None]]:
         yield {**about, "name": f"{key}*"}
 
 
-def _opened(path: Path, patience: float = 1.0) -> sqlite3.Connection:
+def _opened(path: Path, timeout: float = 1.0) -> sqlite3.Connection:
     """Open the file; one that is no database, or of another version, is set aside first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)
         try:
-            return _connected(path, patience)
+            return _connected(path, timeout)
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             _set_aside(path, error)
             path.touch(mode=0o600)
-            return _connected(path, patience)
+            return _connected(path, timeout)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{path} cannot be opened: {error}") from error
 
@@ -362,8 +362,8 @@ def _set_aside(path: Path, error: Exception) -> None:
     )
 
 
-def _connected(path: Path, patience: float) -> sqlite3.Connection:
-    base = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
+def _connected(path: Path, timeout: float) -> sqlite3.Connection:
+    base = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     try:
         [version] = base.execute("PRAGMA user_version").fetchone()
         if version not in (0, 1, _VERSION):

@@ -44,7 +44,7 @@ class TeacherForced:
             settings: the types of weights and activations, and the device of the model.
             folder: the checkpoint.
             longest: tokens of the longest text.
-            kinds: tensor name -> weight type of that matrix instead of ``settings.quantize``.
+            kinds: tensor name -> weight type of that matrix instead of ``settings.weight_dtype``.
 
         Raises:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.

@@ -135,7 +135,7 @@ class _Check:
         found = self._model
         if named:
             settings = dataclasses.replace(
-                self._settings, model=named, dtype="auto", quantize="auto", activations="auto"
+                self._settings, model=named, dtype="auto", weight_dtype="auto", activations="auto"
             )
             found = read_model(settings, resolve_model(named), self._engine.info.executor)
         info = found.weights.info
@@ -207,8 +207,8 @@ class _Check:
 
     def _passes(self, gate: QualityGate, model: Model, kind: str | None, inputs: str) -> bool:
         """Return whether ``model`` passes with matrices as ``kind`` (None: as served) and ``inputs``."""
-        kind = kind or model.options.quantize
-        options = dataclasses.replace(model.options, quantize=kind, activations=inputs)
+        kind = kind or model.options.weight_dtype
+        options = dataclasses.replace(model.options, weight_dtype=kind, activations=inputs)
         try:
             other = self._layerwise(options, kind, model)
         except UnsupportedModel:  # values that float16 cannot represent
@@ -220,7 +220,7 @@ class _Check:
         weights = self._original.weights
         own = {weights.info(name).kind for name in self._original.program.matrices}
         kinds = [*_ROUNDED, *(HALVES if DENSE_KINDS["F32"] in own else ())]
-        served = self._model.options.quantize
+        served = self._model.options.weight_dtype
         if self._original is not self._model:
             return kinds
         return kinds[kinds.index(served) + 1 :] if served in kinds else []
@@ -238,20 +238,22 @@ class _Check:
         options = dataclasses.replace(
             self._original.options,
             dtype="float32",
-            quantize="float32",
+            weight_dtype="float32",
             activations="float32",
             kv_dtype="float32",
         )
         return self._layerwise(options, None, self._original)
 
-    def _layerwise(self, options: ExecutorOptions, quantize: str | None, model: Model) -> Layerwise:
+    def _layerwise(
+        self, options: ExecutorOptions, weight_dtype: str | None, model: Model
+    ) -> Layerwise:
         layers = Layerwise(
             model.program,
             model.weights,
             self._texts(),
             self._factory,
             options,
-            quantize=quantize,
+            weight_dtype=weight_dtype,
         )
         for buffer in layers.kept:
             layers.advance(buffer)

@@ -47,7 +47,7 @@ class Layerwise:
         factory: ExecutorFactory,
         options: ExecutorOptions,
         *,
-        quantize: str | None = None,
+        weight_dtype: str | None = None,
         inputs: str | None = None,
     ) -> None:
         """Prepare the run without computing anything yet.
@@ -58,13 +58,13 @@ class Layerwise:
             windows: token ids; each begins a text.
             factory: factory of the executor that runs slices.
             options: options of that executor, except weight types.
-            quantize: weight type of dense matrices; None: exactly their own.
+            weight_dtype: weight type of dense matrices; None: exactly their own.
             inputs: type to which inputs of integer matrices are rounded; None: they stay floats.
         """
         self.program = program
         self._weights = weights
         self._factory = factory
-        self._quantize = quantize
+        self._weight_dtype = weight_dtype
         self._inputs = inputs
         self._options = dataclasses.replace(options, weight_cache=None, pause=None)
         self._ids: Ints = np.concatenate([np.asarray(w, dtype=np.int64) for w in windows])
@@ -193,7 +193,9 @@ class Layerwise:
 
     def _activations(self, tensors: Mapping[str, Weight]) -> str:
         """Return the input type: the default of integers would round inputs, which adds another loss."""
-        if self._quantize is not None or all(isinstance(w, DenseWeight) for w in tensors.values()):
+        if self._weight_dtype is not None or all(
+            isinstance(w, DenseWeight) for w in tensors.values()
+        ):
             return self._options.activations
         return self._inputs or self._options.dtype
 
@@ -205,7 +207,7 @@ class Layerwise:
             if isinstance(weight, DenseWeight):
                 exact = "bf16" if weight.kind == DENSE_KINDS["BF16"] else "float32"
                 table = name.startswith(_TABLE)
-                kinds[name] = exact if table or self._quantize is None else self._quantize
+                kinds[name] = exact if table or self._weight_dtype is None else self._weight_dtype
         return kinds
 
     def _sliced(

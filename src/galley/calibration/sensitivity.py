@@ -242,7 +242,7 @@ def _dense_bytes(kind: WeightKind) -> int:
     return next(size for name, size in WEIGHT_TYPES.items() if DENSE_KINDS[name] == kind)
 
 
-def bytes_of_others(model: Model, names: Sequence[str]) -> int:
+def bytes_without(model: Model, names: Sequence[str]) -> int:
     """Return the bytes of all other tensors of the checkpoint, which stay as they are."""
     tensors = model.checkpoint.weights()
     chosen = set(names)

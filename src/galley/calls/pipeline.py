@@ -8,14 +8,16 @@ from typing import Final
 
 import msgspec
 
+from galley.calls.estimate import estimate
 from galley.calls.folder import CALL_FILE, CallRecord, now, write_json
-from galley.calls.quality import add_transcript, differ, measure
+from galley.calls.quality import add_sounds, add_transcript, differ, measure
 from galley.calls.ticket import TicketWriter
 from galley.redact.spans import Kind
 from galley.speech import captions
 from galley.speech.decoder import DecodedRecording
 from galley.speech.diarize.options import DiarizeOptions
-from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labelled
+from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labeled
+from galley.speech.non_speech import Sounds, Times, find_sounds
 from galley.speech.options import TranscribeOptions
 from galley.speech.redacted_audio import write_redacted
 from galley.speech.redaction import Passage, Redactor
@@ -24,6 +26,11 @@ from galley.speech.transcribe import Transcriber
 from galley.speech.vad import SpeechDetector
 
 _TWO: Final = 2
+_TYPED: Final[Kind] = "card"
+_NUMBERS: Final[frozenset[Kind]] = frozenset(
+    {"card", "security_code", "bank_account", "ssn", "phone", "date_of_birth"}
+)
+"""Kinds that callers type on a telephone's keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +42,8 @@ class CallOptions:
         diarize: how speakers are found where they have no channels of their own.
         speaker_models: folder with the networks of diarization; None: the bundled ones.
         redact: kinds of personal data to remove.
-        redacted_audio: also write the audio without what is removed.
+        redacted_audio: also write the audio without what is removed; if numbers are, without key tones.
+        keep_music: the recognizer gets music and the tones of keys, too.
         ticket: writes tickets; None: there are none.
         tenant: whose calls they are.
     """
@@ -45,15 +53,17 @@ class CallOptions:
     speaker_models: Path | None = None
     redact: tuple[Kind, ...] = ()
     redacted_audio: bool = False
+    keep_music: bool = False
     ticket: TicketWriter | None = None
     tenant: str = ""
 
 
 @dataclass
-class _Heard:
+class _Transcribed:
     """A transcript, redacted and by speaker."""
 
     segments: list[Segment]
+    sounds: list[Sounds] = field(default_factory=list)
     infos: list[Info] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
 
@@ -78,16 +88,20 @@ class Pipeline:
         options = self._options
         opened = self._open(recording)
         sound = measure(opened, self._detector)
-        heard = self._heard(recording, opened.channels)
-        warnings = tuple(warning for info in heard.infos for warning in info.warnings)
-        info = msgspec.structs.replace(heard.infos[0], warnings=warnings)
-        transcript = captions.as_verbose_json(heard.segments, info, ("segment", "word"))
-        text = "".join(captions.as_text(heard.segments))
+        transcribed = self._transcribe(recording, opened.channels)
+        warnings = tuple(warning for info in transcribed.infos for warning in info.warnings)
+        info = msgspec.structs.replace(transcribed.infos[0], warnings=warnings)
+        transcript = captions.as_verbose_json(transcribed.segments, info, ("segment", "word"))
+        text = "".join(captions.as_text(transcribed.segments))
         (into / "transcript.json").write_bytes(transcript)
         (into / "transcript.txt").write_text(text, encoding="utf-8")
-        write_json(into / "quality.json", add_transcript(sound, heard.segments, warnings))
+        sound = add_sounds(sound, transcribed.sounds)
+        quality = add_transcript(sound, transcribed.segments, warnings)
+        quality = msgspec.structs.replace(quality, estimated_wer=estimate(quality))
+        write_json(into / "quality.json", quality)
         if options.redacted_audio:
-            write_redacted(self._open(recording), heard.passages, into / "redacted.wav")
+            passages = [*transcribed.passages, *_typed(transcribed.sounds, options.redact)]
+            write_redacted(self._open(recording), passages, into / "redacted.wav")
         if options.ticket is not None:
             write_json(into / "ticket.json", options.ticket.write(text))
         record = CallRecord(
@@ -96,9 +110,9 @@ class Pipeline:
             recording=str(recording.resolve()),
             created=now(),
             duration=sound.seconds,
-            speakers=len({segment.speaker for segment in heard.segments}),
+            speakers=len({segment.speaker for segment in transcribed.segments}),
             redact=options.redact,
-            redacted=dict(Counter(passage.kind for passage in heard.passages)),
+            redacted=dict(Counter(passage.kind for passage in transcribed.passages)),
         )
         write_json(into / CALL_FILE, record)
         return record
@@ -108,33 +122,61 @@ class Pipeline:
         assert isinstance(opened, DecodedRecording)
         return opened
 
-    def _heard(self, recording: Path, channels: int) -> _Heard:
+    def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
         # Two channels with different sounds are two speakers.
         if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
             return self._by_channel(recording)
-        options = self._options
-        found = self._transcriber.diarize(recording, options.diarize, models=options.speaker_models)
-        heard = _Heard([])
+        options, transcribed = self._options, _Transcribed([])
+        silent = self._silent(recording, None, transcribed)
+        found = self._transcriber.diarize(
+            recording, options.diarize, models=options.speaker_models, silent=silent
+        )
         labels = SpeakerLabels(found, merges=True)
-        heard.segments = list(labelled(self._segments(recording, None, heard), labels))
-        return heard
+        transcribed.segments = list(
+            labeled(self._segments(recording, None, transcribed, silent), labels)
+        )
+        return transcribed
 
-    def _by_channel(self, recording: Path) -> _Heard:
-        heard = _Heard([])
+    def _silent(
+        self, recording: Path, channel: int | None, transcribed: _Transcribed
+    ) -> tuple[Times, ...]:
+        """Find the sounds of a channel; return the passages that are kept from the recognizer."""
+        found = find_sounds(self._open(recording, channel))
+        transcribed.sounds.append(found)
+        return () if self._options.keep_music else (*found.music, *found.keys)
+
+    def _by_channel(self, recording: Path) -> _Transcribed:
+        transcribed = _Transcribed([])
         segments: list[Segment] = []
         for channel in (1, 2):
-            found = self._segments(recording, channel, heard)
+            silent = self._silent(recording, channel, transcribed)
+            found = self._segments(recording, channel, transcribed, silent)
             segments += (msgspec.structs.replace(one, channel=channel) for one in found)
-        heard.segments = by_channel(captions.in_order(segments))
-        return heard
+        transcribed.segments = by_channel(captions.in_order(segments))
+        return transcribed
 
-    def _segments(self, recording: Path, channel: int | None, heard: _Heard) -> Iterator[Segment]:
+    def _segments(
+        self,
+        recording: Path,
+        channel: int | None,
+        transcribed: _Transcribed,
+        silent: tuple[Times, ...],
+    ) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
-        transcription = self._transcriber.transcribe(recording, options.transcribe, channel=channel)
+        transcription = self._transcriber.transcribe(
+            recording, options.transcribe, channel=channel, silent=silent
+        )
         redactor = Redactor(options.redact)
         for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)
         yield from redactor.end()
-        heard.infos.append(transcription.info)
-        heard.passages += redactor.passages
+        transcribed.infos.append(transcription.info)
+        transcribed.passages += redactor.passages
+
+
+def _typed(sounds: list[Sounds], redact: tuple[Kind, ...]) -> list[Passage]:
+    """Return the key tones as passages to remove, if a kind of number is removed."""
+    if not _NUMBERS.intersection(redact):
+        return []
+    return [Passage(_TYPED, start, end) for found in sounds for start, end in found.keys]

@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 
 from galley.speech.decoder import Audio
+from galley.speech.non_speech import Sounds, Times
 from galley.speech.results import Segment
 from galley.speech.segmenter import VAD_FRAME
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Leveled, SpeechDetector
 
 _SPEECH: Final = 0.5
 _NO_SPEECH: Final = 0.1
@@ -31,7 +32,13 @@ class Quality(msgspec.Struct, kw_only=True):
         clipped_share: share of samples at full scale.
         mean_logprob: mean log-probability of the transcript's tokens, in nats.
         unsure_words_share: share of words with a probability below a half.
-        warnings: what the decoder and the recogniser were unsure of.
+        mean_word_probability: mean probability of the words.
+        no_speech_probability: probability that a chunk has no speech; the mean of the transcript's chunks.
+        compression_ratio: of the text of the chunk that repeats itself most.
+        estimated_wer: estimated word error rate, 0 to 1; see :mod:`galley.calls.estimate`.
+        warnings: what the decoder and the recognizer were unsure of.
+        music: start and end of each passage of music, in seconds; of two channels, those of both.
+        key_presses: start and end of each tone of a telephone's key, in seconds.
     """
 
     seconds: float
@@ -41,7 +48,13 @@ class Quality(msgspec.Struct, kw_only=True):
     clipped_share: float
     mean_logprob: float | None = None
     unsure_words_share: float | None = None
+    mean_word_probability: float | None = None
+    no_speech_probability: float | None = None
+    compression_ratio: float | None = None
+    estimated_wer: float | None = None
     warnings: tuple[str, ...] = ()
+    music: tuple[Times, ...] = ()
+    key_presses: tuple[Times, ...] = ()
 
 
 def measure(recording: Audio, detector: SpeechDetector) -> Quality:
@@ -50,7 +63,7 @@ def measure(recording: Audio, detector: SpeechDetector) -> Quality:
     Raises:
         AudioError: the recording cannot be decoded any further.
     """
-    stream = Levelled(detector.stream())
+    stream = Leveled(detector.stream())
     probabilities, powers = [], []
     left = np.zeros(0, np.float32)
     clipped = count = 0
@@ -97,6 +110,17 @@ def differ(one: Audio, other: Audio) -> bool:
     return difference > _SAME * energy
 
 
+def add_sounds(quality: Quality, found: Sequence[Sounds]) -> Quality:
+    """Return the quality with the sounds of each channel."""
+    music, keys = ([one[kind] for one in found] for kind in (0, 1))
+    return msgspec.structs.replace(quality, music=_in_order(music), key_presses=_in_order(keys))
+
+
+def _in_order(channels: Sequence[Sequence[Times]]) -> tuple[Times, ...]:
+    times = sorted(one for channel in channels for one in channel)
+    return tuple((round(start, 2), round(end, 2)) for start, end in times)
+
+
 def add_transcript(
     quality: Quality, segments: Sequence[Segment], warnings: tuple[str, ...]
 ) -> Quality:
@@ -104,11 +128,17 @@ def add_transcript(
     words = [word for segment in segments for word in segment.words or ()]
     known = [word.probability for word in words if word.probability is not None]
     weights = [len(segment.text) for segment in segments]
-    mean = unsure = None
+    found: dict[str, float] = {}
     if sum(weights):
-        mean = round(float(np.average([s.avg_logprob for s in segments], weights=weights)), 4)
+        found = {
+            "mean_logprob": np.average([s.avg_logprob for s in segments], weights=weights),
+            "no_speech_probability": np.average(
+                [s.no_speech_prob for s in segments], weights=weights
+            ),
+            "compression_ratio": max(s.compression_ratio for s in segments),
+        }
     if known:
-        unsure = round(sum(probability < _UNSURE for probability in known) / len(known), 4)
-    return msgspec.structs.replace(
-        quality, mean_logprob=mean, unsure_words_share=unsure, warnings=warnings
-    )
+        found["unsure_words_share"] = sum(p < _UNSURE for p in known) / len(known)
+        found["mean_word_probability"] = sum(known) / len(known)
+    rounded = {name: round(float(value), 4) for name, value in found.items()}
+    return msgspec.structs.replace(quality, **rounded, warnings=warnings)

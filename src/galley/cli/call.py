@@ -72,6 +72,11 @@ _KEY_VARIABLE: Final = "GALLEY_TICKET_API_KEY"
     "--redacted-audio", is_flag=True, help="also write the audio, with silence in place of it"
 )
 @click.option(
+    "--keep-music",
+    is_flag=True,
+    help="transcribe music and the tones of telephone keys, too; they are silenced otherwise",
+)
+@click.option(
     "--audit-log",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -119,6 +124,7 @@ def call(
         raise SettingsError("--redacted-audio needs --redact KIND")
     ticket = _ticket_writer(*(wanted.pop(f"ticket_{name}") for name in ("url", "model", "schema")))
     tenant, retry = wanted.pop("tenant"), wanted.pop("retry_failed")
+    keep_music = wanted.pop("keep_music")
     from galley.speech import require_extra
 
     require_extra()
@@ -134,6 +140,7 @@ def call(
         speaker_models=speakers.models,
         redact=check_kinds(kinds),
         redacted_audio=redacted_audio,
+        keep_music=keep_music,
         ticket=ticket,
         tenant=tenant,
     )

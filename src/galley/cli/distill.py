@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@with_flags((*SETTINGS, "quantize"), extra=("log_level",))
+@with_flags((*SETTINGS, "weight_dtype"), extra=("log_level",))
 @click.argument("teacher", help=MODEL_HELP)
 @click.argument("student", type=click.Path(path_type=Path, file_okay=False), help="the new folder")
 @click.argument("data", required=False, type=click.Path(path_type=Path), help=DATA_HELP)
@@ -88,7 +88,7 @@ def distill(
         new = _student(read, layers, student_config, options.seed)
     made = on_device(new, settings.device, settings.threads or available_cores())
     examples, source = examples_of(settings, read, data, **text)
-    task = Task(read, settings, made, replace(settings, quantize="auto"))
+    task = Task(read, settings, made, replace(settings, weight_dtype="auto"))
     report = train(task, examples, options, student, progress)
     print(summary(student, report, source, time.monotonic() - began))
 

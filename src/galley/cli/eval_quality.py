@@ -10,7 +10,7 @@ from galley.cli.options import MODEL_HELP, Choice, Command, Flags, start_logging
 from galley.cli.report import check_folders, json_option, write_json, write_text
 from galley.cli.terminal import progress, table
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings, Quantize
+from galley.settings.engine import EngineSettings, WeightDType
 from galley.types.weight_dtypes import SPELLINGS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from galley.quality.compare import Comparison
     from galley.quality.texts import Texts
 
-_KINDS: Final = get_args(Quantize)
+_KINDS: Final = get_args(WeightDType)
 _KEPT_TOKENS: Final = 100
 """Number of vocabulary tokens in the JSON: those with the greatest loss."""
 
@@ -36,7 +36,7 @@ _KEPT_TOKENS: Final = 100
 @click.option(
     "--against-weight-dtype",
     "--against-quantize",
-    "against_quantize",
+    "against_weight_dtype",
     type=Choice(_KINDS, SPELLINGS),
     default="auto",
     show_default=True,
@@ -125,8 +125,8 @@ def _compare(
     settings: Settings,
     *,
     against: str | None,
-    against_quantize: Quantize,
-    also: tuple[Quantize, ...],
+    against_weight_dtype: WeightDType,
+    also: tuple[WeightDType, ...],
     data: Path | None,
     tokens: int,
     context: int,
@@ -141,7 +141,7 @@ def _compare(
         replace(
             settings,
             model=settings.model if against is None else against,
-            quantize=against_quantize,
+            weight_dtype=against_weight_dtype,
         )
     )
     bundled = resolve_model(base.model, revision=base.revision) == MODEL_DIR
@@ -153,7 +153,7 @@ def _compare(
         own = own_texts(llm, context=window, tokens=tokens)
         return replace(own, questions=demo_questions()) if bundled else own
 
-    models = [settings, *(replace(settings, quantize=kind) for kind in also)]
+    models = [settings, *(replace(settings, weight_dtype=kind) for kind in also)]
     with progress("models", 1 + len(models)) as bar:
         return compare(
             base,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@with_flags(("revision", "dtype", "quantize", "activations", "kv_dtype", "threads", "disable_pass"))
+@with_flags(
+    ("revision", "dtype", "weight_dtype", "activations", "kv_dtype", "threads", "disable_pass")
+)
 @click.argument("model", required=False, help=MODEL_HELP)
 @click.option(
     "--repeats",

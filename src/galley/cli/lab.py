@@ -13,8 +13,10 @@ from galley.cli.options import Command, Flags, start_logging, with_flags
 from galley.cli.report import check_folders, write_text
 from galley.cli.terminal import progress, table
 from galley.errors import SettingsError
+from galley.formats.source import BUNDLED_SPEECH
 
 if TYPE_CHECKING:
+    from galley.lab.bench import Lab
     from galley.lab.experiment import Experiment
     from galley.lab.run import Results
     from galley.settings.config import Settings
@@ -27,7 +29,7 @@ _PATH: Final = click.Path(path_type=Path)
     cls=Command,
     examples=("galley lab --quick", "galley lab batching prefix-cache --output batching.html"),
 )
-@with_flags(("model", "revision", "threads", "log_level"), model=True)
+@with_flags(("model", "draft_model", "revision", "threads", "log_level"), model=True)
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--list", "listed", is_flag=True, help="show the experiments, and measure nothing")
 @click.option("--quick", is_flag=True, help="fewer repeats and smaller loads: minutes for all")
@@ -48,6 +50,20 @@ _PATH: Final = click.Path(path_type=Path)
     show_default=True,
     help="keeps the figures, so that an interrupted run goes on where it was",
 )
+@click.option(
+    "--speech-model",
+    metavar="MODEL",
+    default=BUNDLED_SPEECH,
+    show_default=True,
+    help="for the experiments on speech",
+)
+@click.option(
+    "--recordings",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help='for the experiments on speech: JSON lines {"audio": "call.wav", "text": "what is said"}; '
+    "default: a bundled call",
+)
 @click.option("--again", is_flag=True, help="measure again what the file of results already has")
 def lab(
     flags: Flags,
@@ -56,6 +72,8 @@ def lab(
     quick: bool,
     output: Path,
     results_file: Path,
+    speech_model: str,
+    recordings: Path | None,
     again: bool,
 ) -> None:
     """Measure on this machine what people claim about inference.
@@ -65,6 +83,7 @@ def lab(
     machine should be idle.
     """
     from galley.lab.registry import EXPERIMENTS, experiment_of
+    from galley.settings.engine import EngineSettings
 
     chosen = [experiment_of(name) for name in dict.fromkeys(experiments)] or [*EXPERIMENTS.values()]
     if listed:
@@ -74,11 +93,16 @@ def lab(
     start_logging(settings)
     require_cpu(settings, "galley lab")
     check_folders(output=output, results=results_file)
-    results = _results(results_file, settings, quick)
+    speech = (speech_model, recordings)
+    results = _results(results_file, settings, quick, speech)
     if again:
         for one in chosen:
             results.outcomes.pop(one.name, None)
-    _run(chosen, settings, results, quick, results_file)
+    from galley.lab.bench import Lab
+
+    engine = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
+    lab = Lab(EngineSettings(**engine), quick, results.peaks, *speech)
+    _run(chosen, lab, results, results_file)
     _report(chosen, results)
     from galley.lab.page import page
 
@@ -87,7 +111,9 @@ def lab(
     write_text(output, page(known, results))
 
 
-def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
+def _results(
+    file: Path, settings: "Settings", quick: bool, speech: tuple[str, Path | None]
+) -> "Results":
     from galley.bench.machine import PHASES, measure_machine
     from galley.lab.run import Results, read_results
     from galley.machine import cpu_and_cores
@@ -103,6 +129,8 @@ def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
         "threads": str(settings.threads or "all cores"),
         "other settings": json.dumps(other) if other else "defaults",
         "run": "quick" if quick else "full",
+        "speech": speech[0],
+        "recordings": str(speech[1].resolve()) if speech[1] else "a bundled call",
     }
     found = read_results(file, conditions)
     if found is not None:
@@ -118,17 +146,9 @@ def _results(file: Path, settings: "Settings", quick: bool) -> "Results":
     return Results(conditions=conditions, peaks=peaks)
 
 
-def _run(
-    chosen: "Sequence[Experiment]",
-    settings: "Settings",
-    results: "Results",
-    quick: bool,
-    file: Path,
-) -> None:
+def _run(chosen: "Sequence[Experiment]", lab: "Lab", results: "Results", file: Path) -> None:
     from galley.lab.run import run_experiments
-    from galley.settings.engine import EngineSettings
 
-    own = {f.name: getattr(settings, f.name) for f in dataclasses.fields(EngineSettings)}
     with progress("lab", len(chosen)) as bar:
 
         def on_begin(name: str) -> None:
@@ -137,9 +157,8 @@ def _run(
 
         run_experiments(
             [one.name for one in chosen],
-            EngineSettings(**own),
+            lab,
             results,
-            quick=quick,
             file=file,
             on_begin=on_begin,
             on_end=lambda name: bar.update(1),

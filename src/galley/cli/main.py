@@ -2,40 +2,13 @@
 
 import logging
 import sys
+from importlib import import_module
 from typing import Final
 
 import click
 
 from galley import __version__
-from galley.cli.audit import audit_group
-from galley.cli.batch import batch
-from galley.cli.bench import bench_group
-from galley.cli.cache import cache_group
-from galley.cli.call import call
-from galley.cli.calls import calls_group
-from galley.cli.cluster import cluster_group
-from galley.cli.compare import compare
-from galley.cli.distill import distill
-from galley.cli.doctor import doctor
-from galley.cli.embed import embed
-from galley.cli.eval import eval_group
-from galley.cli.graph import graph
-from galley.cli.keygen import keygen
-from galley.cli.lab import lab
 from galley.cli.options import Group
-from galley.cli.plan import plan
-from galley.cli.plan_cluster import plan_cluster
-from galley.cli.ps import ps
-from galley.cli.pull import list_models, pull, rm
-from galley.cli.qat import qat
-from galley.cli.quantize import quantize
-from galley.cli.replay import replay
-from galley.cli.replica import replica
-from galley.cli.run import run
-from galley.cli.serve import serve
-from galley.cli.speak import speak
-from galley.cli.transcribe import transcribe
-from galley.cli.tune import tune
 from galley.errors import GalleyError, SettingsError
 
 _COMPLETION: Final = (
@@ -43,51 +16,65 @@ _COMPLETION: Final = (
     "~/.zshrc; for fish: _GALLEY_COMPLETE=fish_source galley | source"
 )
 
+_COMMANDS: Final = {
+    "audit": "audit:audit_group",
+    "batch": "batch:batch",
+    "bench": "bench:bench_group",
+    "cache": "cache:cache_group",
+    "call": "call:call",
+    "calls": "calls:calls_group",
+    "cluster": "cluster:cluster_group",
+    "compare": "compare:compare",
+    "distill": "distill:distill",
+    "doctor": "doctor:doctor",
+    "embed": "embed:embed",
+    "eval": "eval:eval_group",
+    "graph": "graph:graph",
+    "keygen": "keygen:keygen",
+    "lab": "lab:lab",
+    "list": "pull:list_models",
+    "plan": "plan:plan",
+    "ps": "ps:ps",
+    "pull": "pull:pull",
+    "qat": "qat:qat",
+    "quantize": "quantize:quantize",
+    "replay": "replay:replay",
+    "replica": "replica:replica",
+    "rm": "pull:rm",
+    "run": "run:run",
+    "serve": "serve:serve",
+    "speak": "speak:speak",
+    "transcribe": "transcribe:transcribe",
+    "tune": "tune:tune",
+}
+"""Command -> module in this package and the name in it; a command imports no other command's module."""
+
+
+class _Commands(Group):
+    """The group of all commands, each imported when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See :class:`click.Group`."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See :class:`click.Group`."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(f"galley.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
 
 @click.group(
-    cls=Group,
+    cls=_Commands,
     epilog=_COMPLETION,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="galley %(version)s")
 def app() -> None:
     """Serve language models as cheaply as a given quality and latency allow."""
-
-
-for command in (
-    serve,
-    replica,
-    cluster_group,
-    run,
-    batch,
-    embed,
-    transcribe,
-    speak,
-    call,
-    calls_group,
-    plan,
-    doctor,
-    graph,
-    eval_group,
-    bench_group,
-    lab,
-    compare,
-    replay,
-    tune,
-    quantize,
-    distill,
-    qat,
-    cache_group,
-    audit_group,
-    keygen,
-    pull,
-    list_models,
-    ps,
-    rm,
-):
-    app.add_command(command)
-
-plan.others["cluster"] = plan_cluster
 
 
 def main() -> None:

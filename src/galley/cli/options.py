@@ -247,9 +247,11 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See :class:`click.Group`."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, command.get_short_help_str(limit=_WHOLE_SENTENCE))
-            for name, command in sorted(self.commands.items())
+            for name, command in commands
+            if command is not None
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -280,7 +282,7 @@ def _setting_options(
                     default=field.default,
                     help=field.metadata["help"],
                     group=field.metadata["group"],
-                    name=field.metadata["name"],
+                    alias=field.metadata["alias"],
                     spellings=field.metadata["spellings"],
                 ),
             )
@@ -299,10 +301,10 @@ def _option(
     default: object,
     help: str,
     group: str,
-    name: str = "",
+    alias: str = "",
     spellings: Mapping[str, str] | None = None,
 ) -> _Decorator:
-    flags = [n.replace("_", "-") for n in dict.fromkeys((name or field, field))]
+    flags = [n.replace("_", "-") for n in (field, alias) if n]
     return click.option(
         *(f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}" for flag in flags),
         field,

@@ -126,11 +126,8 @@ FLAGS: Final = (
     _refused("vLLM", "--download-dir", "set HF_HOME, or give a folder as the model"),
     _refused("vLLM", "--seed", "set the seed in each request; greedy decoding needs none"),
     _refused("vLLM", "--chat-template", "put chat_template.jinja into the checkpoint's folder"),
-    _refused(
-        "vLLM",
-        "--tensor-parallel-size -tp --pipeline-parallel-size -pp",
-        "an engine runs on one machine with all of its cores (--threads)",
-    ),
+    _same("vLLM", "--tensor-parallel-size -tp", "--tensor-parallel"),
+    _refused("vLLM", "--pipeline-parallel-size -pp", "an engine runs on one machine; leave it out"),
     _refused("vLLM", "--speculative-config", "use --draft-model and --speculation"),
     _refused("vLLM", "--num-speculative-tokens", "the number adapts to the acceptance rate"),
     _refused("vLLM", "--structured-outputs-config", "llguidance is built in; leave it out"),
@@ -185,7 +182,7 @@ FLAGS: Final = (
 
 _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names}
 
-_VALUES_OF_OURS: Final = {
+_OWN_VALUES: Final = {
     "--dtype": {
         "half": ("--weight-dtype", "f16"),
         "float16": ("--weight-dtype", "f16"),
@@ -213,7 +210,7 @@ def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
         argument = arguments.pop(0)
         name, sign, value = argument.partition("=")
         flag = _BY_NAME.get(name) if argument.startswith("-") else None
-        if name in _VALUES_OF_OURS or (flag is not None and flag.becomes == name):
+        if name in _OWN_VALUES or (flag is not None and flag.becomes == name):
             wanted = value if sign else next(iter(arguments), "")
             new = _value_of(name, wanted)
             if new is not None:
@@ -238,8 +235,8 @@ def _translate(arguments: list[str], known: frozenset[str]) -> Iterator[str]:
 
 
 def _value_of(name: str, value: str) -> tuple[str, ...] | None:
-    if name in _VALUES_OF_OURS:
-        return _VALUES_OF_OURS[name].get(value)
+    if name in _OWN_VALUES:
+        return _OWN_VALUES[name].get(value)
     flag = _BY_NAME[name]
     return (flag.becomes, flag.values[value]) if value in flag.values else None
 

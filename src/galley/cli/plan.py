@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from galley.cli.options import MODEL_HELP, Choice, CommandWithOthers, Flags, with_flags
+from galley.cli.plan_cluster import plan_cluster
 from galley.cli.plan_tables import print_choice, print_predictions, print_sizes
 from galley.cli.planned import is_of_whole_texts, kv_dtype_of, limits, plan_options, read_program
 from galley.cli.report import check_folders, write_json
@@ -37,7 +38,7 @@ _READ_BYTES: Final = 256 << 20
         "galley plan org/name --measure --weight-dtype int4",
     ),
 )
-@with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes"))
+@with_flags(("revision", "kv_dtype", "threads", "experts", "expert_cache_bytes", "tensor_parallel"))
 @click.argument("model", required=False, help=f"{MODEL_HELP}. A config.json is enough")
 @click.option("--prompt", type=_COUNT, help="tokens of a prompt; default: 512, with --measure 128")
 @click.option("--output", type=_COUNT, help="tokens of an answer; default: 128, with --measure 32")
@@ -83,10 +84,10 @@ def plan(
     how many concurrent requests meet the goal (--ttft, --tpot), which machine is the cheapest that does,
     and why the cheaper ones do not. The estimate is a roofline: a step reads its bytes at 80 % of the
     bandwidth, or computes at 60 % of the peak, whichever takes longer. --measure compares predictions with
-    measurements on this machine instead, and needs the model's weights. --experts disk compares machines
-    without a GPU, since only these can leave experts on disk. For embedding models and rerankers, the load
-    is whole texts of --prompt tokens: latency is the time to a text's result, throughput counts tokens of
-    texts.
+    measurements on this machine instead, and needs the model's weights. --experts disk and
+    --tensor-parallel compare machines without a GPU, which alone can leave experts on disk or divide a
+    model among ranks. For embedding models and rerankers, the load is whole texts of --prompt tokens:
+    latency is the time to a text's result, throughput counts tokens of texts.
     """
     check_folders(json=json_file)
     settings = flags.settings(model=model)
@@ -170,16 +171,18 @@ def _plan(
     goal: "Goal",
     json_file: Path | None,
 ) -> None:
+    from galley.plan.divided import sizes_of_ranks
     from galley.plan.predict import predict
-    from galley.plan.sizes import ModelSizes
 
-    kv_dtype = kv_dtype_of(settings)
+    kv_dtype, ranks = kv_dtype_of(settings), settings.tensor_parallel
     sizes = [
-        ModelSizes.of(program, precision, kv_dtype, experts=settings.experts)
+        sizes_of_ranks(program, precision, kv_dtype, experts=settings.experts, ranks=ranks)
         for precision in precisions
     ]
+    if ranks > 1:
+        machines = _of_cpus(machines, f"tensor_parallel is {ranks}", "divide a model among ranks")
     if settings.experts == "disk":
-        machines = _of_cpus(machines)
+        machines = _of_cpus(machines, "experts is disk", "leave experts on disk")
         _check_expert_cache(sizes, load)
     predictions = [
         found
@@ -193,14 +196,11 @@ def _plan(
     _write_predictions(json_file, predictions, goal)
 
 
-def _of_cpus(machines: "Sequence[Machine]") -> "Sequence[Machine]":
-    """Return the machines whose executor reads experts from disk."""
+def _of_cpus(machines: "Sequence[Machine]", given: str, what: str) -> "Sequence[Machine]":
+    """Return the machines without a GPU, whose executor alone can do ``what`` the setting asks for."""
     found = [machine for machine in machines if machine.kind == "cpu"]
     if not found:
-        raise SettingsError(
-            "experts is disk, but the table has no machine of kind cpu, and only these leave experts "
-            "on disk"
-        )
+        raise SettingsError(f"{given}, but no machine of kind cpu is chosen, and only these {what}")
     return found
 
 
@@ -224,19 +224,20 @@ def _measure(
     from galley.bench.machine import PHASES, measure_machine
     from galley.bench.predicted import BATCHES, OUTPUT, PROMPT, Measuring, compare
     from galley.ops.isa import naming
-    from galley.plan.sizes import ModelSizes
+    from galley.plan.divided import sizes_of_ranks
 
+    ranks = settings.tensor_parallel
     batches = BATCHES if load_options["concurrency"] is None else (load_options["concurrency"],)
     load = _load(program, load_options, prompt=PROMPT, output=OUTPUT, concurrency=max(batches))
     kv_dtype = kv_dtype_of(settings)
     with progress("machine", PHASES) as bar, naming(settings.threads):
         peaks = measure_machine(
-            threads=settings.threads,
+            threads=None if settings.threads is None else settings.threads * ranks,
             memory_bytes=_READ_BYTES,
             repeats=3,
             on_phase=lambda: bar.update(1),
         )
-    sizes = [ModelSizes.of(program, p, kv_dtype, peaks.isa) for p in precisions]
+    sizes = [sizes_of_ranks(program, p, kv_dtype, peaks.isa, ranks=ranks) for p in precisions]
     print_sizes(sizes, kv_dtype, load)
     measuring = Measuring(
         settings=settings,
@@ -284,3 +285,6 @@ def _write_predictions(
     ]
     goals = {k: v for k, v in dataclasses.asdict(goal).items() if v < float("inf")}
     write_json(json_file, {"goal": goals, "predictions": rows})
+
+
+plan.others["cluster"] = plan_cluster

@@ -360,7 +360,7 @@ def _print_answers(answers: "Sequence[Answer]", query: "Query") -> None:
     rows = [
         _row(outcome, query.target)
         for answer in answers
-        for outcome in (answer.undisturbed, answer.chosen)
+        for outcome in (answer.without_loss, answer.chosen)
         if outcome is not None
     ]
     header = (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--weight-dtype",
     "--quantize",
-    "quantize",
+    "weight_dtype",
     type=click.Choice(INTEGERS[::-1]),
     default="int4",
     show_default=True,
@@ -63,7 +63,7 @@ def qat(
     model: str,
     out: Path,
     *,
-    quantize: Literal["int4", "int8"],
+    weight_dtype: Literal["int4", "int8"],
     data: Path | None,
     tokens: int,
     context: int,
@@ -77,7 +77,7 @@ def qat(
     """
     rounded = {name: how.pop(name) for name in ("packed", "group", "zero_points")}
     ignore: tuple[str, ...] = how.pop("ignore")
-    scheme = _scheme(quantize, ignore, **rounded)
+    scheme = _scheme(weight_dtype, ignore, **rounded)
     need_torch()
     from galley.engine.read_model import read_model
     from galley.formats.source import resolve_model
@@ -89,17 +89,17 @@ def qat(
     start_logging(settings)
     began = time.monotonic()
     read = read_model(settings, resolve_model(settings.model, revision=settings.revision))
-    student = qat_student(read, quantize, scheme=scheme, ignore=ignore)
+    student = qat_student(read, weight_dtype, scheme=scheme, ignore=ignore)
     made = on_device(student, settings.device, settings.threads or available_cores())
     size = {"tokens": tokens, "context": context}
     examples, source = examples_of(settings, read, data, **size, answers_only=answers_only)
-    served = settings if scheme else replace(settings, quantize=quantize)
+    served = settings if scheme else replace(settings, weight_dtype=weight_dtype)
     report = train(Task(read, settings, made, served), examples, Options(**how), out, progress)
     print(summary(out, report, source, time.monotonic() - began))
 
 
 def _scheme(
-    quantize: str,
+    weight_dtype: str,
     ignore: tuple[str, ...],
     *,
     packed: bool,
@@ -111,14 +111,14 @@ def _scheme(
 
     if not packed and (group is not None or zero_points or ignore):
         raise SettingsError("--group, --zero-points and --ignore need --packed")
-    if zero_points and not WEIGHT_DTYPES[quantize].zero_points:
+    if zero_points and not WEIGHT_DTYPES[weight_dtype].zero_points:
         raise SettingsError("--zero-points are for int4; integers of 8 bits are symmetric")
     if group is not None and group % 16:
         raise SettingsError(f"--group {group}: expected a multiple of 16, or 0 for whole rows")
     if not packed:
         return None
     return Scheme(
-        4 if WEIGHT_DTYPES[quantize].bits == 4 else 8,
+        4 if WEIGHT_DTYPES[weight_dtype].bits == 4 else 8,
         128 if group is None else group,
         not zero_points,
     )

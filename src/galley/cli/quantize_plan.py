@@ -150,7 +150,7 @@ def _mixed(
 ) -> "Plan":
     """Return a plan with a scheme for each part, chosen by its loss, and print the table of them."""
     from galley.calibration.held_out import first_texts
-    from galley.calibration.sensitivity import assign, bytes_of_others, parts_of, schemes_of
+    from galley.calibration.sensitivity import assign, bytes_without, parts_of, schemes_of
 
     names = list(plan.schemes)
     windows = first_texts(texts.calibration, _MEASURED_TOKENS)
@@ -165,7 +165,7 @@ def _mixed(
             method=plan.method,
             calibration=seen,
         )
-    room = None if wanted.budget is None else wanted.budget - bytes_of_others(read, names)
+    room = None if wanted.budget is None else wanted.budget - bytes_without(read, names)
     choices = assign(parts, most_bytes=room, most_kl=wanted.max_kl)
     print(_choices_table(parts, choices))
     chosen = schemes_of(parts, choices)

@@ -23,7 +23,7 @@ _REPEATS: Final = 5
 _FAIR: Final = 0.7
 """Share of the expected figure below which a finding is reported."""
 
-_RESTLESS: Final = 0.25
+_UNSTEADY: Final = 0.25
 """Spread of five measurements, as a share of their median, that indicates interference."""
 
 _STOLEN: Final = 0.02
@@ -177,7 +177,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
     )
     if interference.throttled:
         return Finding(
-            check="neighbours",
+            check="neighbors",
             level="problem",
             found=found,
             cost="the kernel stops all threads for the rest of each period, so streams stutter",
@@ -185,9 +185,9 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
             "Kubernetes)",
             figures=figures,
         )
-    if interference.stolen > _STOLEN or worst > _RESTLESS:
+    if interference.stolen > _STOLEN or worst > _UNSTEADY:
         return Finding(
-            check="neighbours",
+            check="neighbors",
             level="warning",
             found=found,
             cost="latency, above all P99, depends on what else runs on the host",
@@ -195,7 +195,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
             "throttl)",
             figures=figures,
         )
-    return Finding(check="neighbours", level="ok", found=found, figures=figures)
+    return Finding(check="neighbors", level="ok", found=found, figures=figures)
 
 
 def _spread(rates: Spread) -> float:

@@ -67,7 +67,7 @@ def _token_batch(
             wanted.append(rows - 1)
         else:
             wanted.extend(range(rows - chosen, rows))
-        task.ask(sequence, work, range(first, first + chosen), sampling)
+        task.select_results(sequence, work, range(first, first + chosen), sampling)
     return Batch(
         tokens=tokens,
         positions=positions,

@@ -145,7 +145,7 @@ class DraftModel:
         for i, one in enumerate(wanted):
             sequence, progress = one.sequence, self._progress_of(one.sequence)
             end = len(sequence.tokens)
-            if not left or not self._kv.grow(sequence.id, end + self._most(one) - 1):
+            if not left or not self._kv.allocate(sequence.id, end + self._most(one) - 1):
                 continue
             behind = sequence.tokens[progress.computed : progress.computed + left]
             left -= len(behind)

@@ -175,7 +175,7 @@ class KVCache:
             self.queried_tokens += queried
             self.hit_tokens += hit
 
-    def grow(self, request_id: str, tokens: int) -> bool:
+    def allocate(self, request_id: str, tokens: int) -> bool:
         """Make room for ``tokens`` tokens in total; return False and take nothing if there is no room.
 
         The hypotheses of a beam search grow together, by one token: blocks that several of them would

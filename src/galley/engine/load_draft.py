@@ -115,10 +115,10 @@ def read_draft(
         raise SettingsError(f"draft_model {name} has a different vocabulary: {difference}")
     shares = _same_encoder(model, target)
     if shares:
-        giver, taker = share_encoder(
+        shared, draft = share_encoder(
             program, target.checkpoint.config, model.program, model.checkpoint.config
         )
-        target, model = target._replace(program=giver), model._replace(program=taker)
+        target, model = target._replace(program=shared), model._replace(program=draft)
     memory = factory.memory(model.program, model.weights, model.options)
     return Draft(model, memory, whole[0], target, shares)
 

@@ -138,7 +138,8 @@ def plan_memory(
         isa=memory.isa,
         device=options.device,
         threads=options.threads,
-        quantize=memory.kinds,
+        ranks=options.ranks,
+        weight_dtype=memory.kinds,
         inputs=memory.activations,
         static_inputs=memory.static_inputs,
         kv_dtype=options.kv_dtype,
@@ -208,7 +209,8 @@ def plan_without_cache(
         isa=memory.isa,
         device=options.device,
         threads=options.threads,
-        quantize=memory.kinds,
+        ranks=options.ranks,
+        weight_dtype=memory.kinds,
         inputs=memory.activations,
         static_inputs=memory.static_inputs,
         kv_dtype=options.kv_dtype,
@@ -239,7 +241,7 @@ def refusal(name: str, ledger: Ledger, changes: Sequence[str]) -> str:
     parts = ", ".join(
         f"{what} {bytes_text(count)}"
         for what, count in (
-            (f"{ledger.quantize} weights", ledger.weights),
+            (f"{ledger.weight_dtype} weights", ledger.weights),
             (f"KV cache of {ledger.kv_tokens:,} tokens", ledger.kv),
             ("buffers", ledger.buffers),
             ("experts from disk", ledger.experts),
@@ -271,7 +273,7 @@ def _changes(
     requested = 0 if settings.expert_cache_bytes is None else ledger.experts
 
     def weights_as(kind: str) -> int:
-        memory = memory_of(replace(options, quantize=kind))
+        memory = memory_of(replace(options, weight_dtype=kind))
         return memory.weights + max(memory.experts.least_bytes, requested)
 
     rooms = (ledger.available - ledger.total + ledger.kv) // size.block_bytes
@@ -279,13 +281,13 @@ def _changes(
         tokens = replace(size, blocks=rooms).tokens
         changes.append(f"--kv-cache-tokens {tokens} (the cache then uses the remaining memory)")
     # Skip types that do not make any of the model's matrices smaller.
-    for kind in smaller_than(options.quantize) if ledger.executor == "cpu" else ():
+    for kind in smaller_than(options.weight_dtype) if ledger.executor == "cpu" else ():
         needs = others + weights_as(kind)
         if needs <= ledger.available:
             changes.append(f"--weight-dtype {kind} (needs {bytes_text(needs)})")
             break
     else:
-        if ledger.executor == "cpu" and options.quantize != SMALLEST:
+        if ledger.executor == "cpu" and options.weight_dtype != SMALLEST:
             needs = others - ledger.kv + least + weights_as(SMALLEST)
             if needs <= ledger.available:
                 tokens = replace(size, blocks=size.least).tokens
@@ -301,12 +303,12 @@ def _changes(
     )
     smallest = replace(options, experts="memory")
     if ledger.executor == "cpu":
-        smallest = replace(smallest, quantize=SMALLEST)
+        smallest = replace(smallest, weight_dtype=SMALLEST)
     per_parameter = memory_of(smallest).weights / max(1, ledger.parameters)
     room = ledger.available - ledger.buffers - ledger.adapters - ledger.states
     room -= ledger.reserve + least
     if room > 0:
-        kind = SMALLEST if ledger.executor == "cpu" else options.quantize
+        kind = SMALLEST if ledger.executor == "cpu" else options.weight_dtype
         changes.append(
             f"a smaller model: up to about {room / per_parameter / 1e6:,.0f} million parameters with "
             f"--weight-dtype {kind}"

@@ -44,8 +44,8 @@ def read_model(settings: EngineSettings, folder: Path, executor: str = "cpu") ->
     Raises:
         ModelError: the checkpoint cannot be used.
     """
-    chosen = settings.dtype if settings.quantize == "auto" else settings.quantize
-    keeps_floats = executor == "gpu" and settings.quantize == "auto"
+    chosen = settings.dtype if settings.weight_dtype == "auto" else settings.weight_dtype
+    keeps_floats = executor == "gpu" and settings.weight_dtype == "auto"
     checkpoint = open_checkpoint(folder, exact=chosen == "float32", keeps_floats=keeps_floats)
     tensors = checkpoint.weights()
     for note in tensors.notes:
@@ -80,7 +80,7 @@ def _executor_options(
     *,
     is_speech: bool,
 ) -> ExecutorOptions:
-    """Derive the options left at "auto": dtype from the matrices, quantize and kv_dtype from dtype.
+    """Derive the options left at "auto": dtype from the matrices, weight_dtype and kv_dtype from dtype.
 
     The router matrices, which choose and weight experts, do not count when determining the type of most
     matrices: GGUF files store them in float32, whatever their original type.
@@ -95,24 +95,24 @@ def _executor_options(
     dense = {info.kind for info in matrices if info.kind.is_dense}
     if dtype == "auto":
         dtype = "bfloat16" if dense == {DENSE_KINDS["BF16"]} else "float32"
-    quantize: str = settings.quantize
-    if quantize == "auto":
-        quantize = "bf16" if dtype == "bfloat16" else "float32"
+    weight_dtype: str = settings.weight_dtype
+    if weight_dtype == "auto":
+        weight_dtype = "bf16" if dtype == "bfloat16" else "float32"
         if settings.dtype == "auto" and dense == {DENSE_KINDS["F16"]}:
-            quantize = "f16"
+            weight_dtype = "f16"
     kv_dtype: str = settings.kv_dtype
     if kv_dtype == "auto":
-        requested = (settings.dtype, settings.activations, settings.quantize)
+        requested = (settings.dtype, settings.activations, settings.weight_dtype)
         exact = not {"float32", "f16"}.isdisjoint(requested)
         if not mostly_rounded(weights):
-            exact = exact or quantize in ("float32", "f16")
-        rounded = "int8" if is_speech and quantize in INTEGERS else "bfloat16"
+            exact = exact or weight_dtype in ("float32", "f16")
+        rounded = "int8" if is_speech and weight_dtype in INTEGERS else "bfloat16"
         kv_dtype = rounded if executor in ("cpu", "gpu") and not exact else dtype
         if "float32" not in requested and has_8_bit_kv(checkpoint.folder, checkpoint.config):
             kv_dtype = "int8"
     return ExecutorOptions(
         dtype=dtype,
-        quantize=quantize,
+        weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         device=settings.device,
         threads=settings.threads or max(1, available_cores() // settings.tensor_parallel),

@@ -184,7 +184,7 @@ class Scheduler:
         for i, draft_tokens in proposals:
             work, sequence = plan[i], plan[i].sequence
             end = len(sequence.tokens) + len(draft_tokens)
-            if draft_tokens and self._kv.takes_back and self._kv.grow(sequence.id, end):
+            if draft_tokens and self._kv.takes_back and self._kv.allocate(sequence.id, end):
                 count = work.count + len(draft_tokens)
                 plan[i] = msgspec.structs.replace(work, count=count, draft_tokens=draft_tokens)
                 self._fair.charge(sequence, len(draft_tokens))
@@ -202,7 +202,7 @@ class Scheduler:
         preempted beam search starts over, so two of them could preempt each other for ever.
         """
         self._kv.slide(sequence.id, sequence.computed)
-        while not self._kv.grow(sequence.id, end):
+        while not self._kv.allocate(sequence.id, end):
             victim = self.running[-1]
             if self._fair.contended:
                 planned = {id(work.sequence) for work in plan}

@@ -96,7 +96,7 @@ def measure_eager(model: Model, *, repeats: int) -> float | None:
         factory = executor_factory("reference")
     except SettingsError:
         return None
-    dtype = "float32" if model.options.quantize == "float32" else model.options.dtype
+    dtype = "float32" if model.options.weight_dtype == "float32" else model.options.dtype
     options = dataclasses.replace(
         model.options, dtype=dtype, activations="auto", kv_dtype=dtype, disable_pass=()
     )

@@ -42,4 +42,4 @@ def held_kinds(
         from galley.ops.packing import has_kernel
 
         own = {name: kind for name, kind in own.items() if has_kernel(kind)}
-    return plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
+    return plan_kinds(program, options.weight_dtype, own=own, chosen=options.kinds)

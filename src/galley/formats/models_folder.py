@@ -11,7 +11,7 @@ from galley.formats.json_file import check_link
 from galley.formats.source import CONFIG_FILE
 
 _READ: Final = (".json", ".jinja", ".safetensors", ".gguf")
-_UNFIT: Final = re.compile(r"[^\w.-]", re.ASCII)
+_NOT_ALLOWED: Final = re.compile(r"[^\w.-]", re.ASCII)
 
 
 def models_in(folder: str) -> Mapping[str, Path]:
@@ -34,7 +34,7 @@ def models_in(folder: str) -> Mapping[str, Path]:
         if not _is_model(entry):
             continue
         _check_links(entry)
-        name = _UNFIT.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
+        name = _NOT_ALLOWED.sub("-", entry.name if entry.is_dir() else entry.stem).lstrip("-_.")
         if name in models:
             raise SettingsError(f"models_dir: {models[name]} and {entry} both have the name {name}")
         # A link directly in the folder was created by the operator, so it is trusted.

@@ -65,9 +65,11 @@ class Backend:
 
     def may_have_stored(self, caller: Caller) -> bool:
         """Return whether the response cache may answer the caller, so that the queue does not matter."""
-        if self.responses is None or not caller.wish.reads:
+        if self.responses is None or not caller.directives.reads:
             return False
-        return (caller.wish.mode or caller.tenant.response_cache or self.responses.mode) != "off"
+        return (
+            caller.directives.mode or caller.tenant.response_cache or self.responses.mode
+        ) != "off"
 
     def require_text(self) -> TextParts:
         """Return ``text``. Raises RequestError if the model does not work with text."""
@@ -205,7 +207,7 @@ class BackendLoading:
             begin=lambda: self.spawner.spawn(self.settings),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self.on_step,
-            promised=lambda: self.plans.others_take(self.name),
+            promised=lambda: self.plans.promised_to_others(self.name),
         )
         return engine
 

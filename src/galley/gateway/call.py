@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from galley.cache.directives import MODE_HEADER, Outcome
 from galley.cache.question import Question
-from galley.cache.responses import Ask
-from galley.cache.wish import MODE_HEADER, Outcome
+from galley.cache.responses import Lookup
 from galley.errors import RateLimited, RequestError
 from galley.gateway.call_stream import CallStream
 from galley.gateway.caller import Caller
@@ -111,7 +111,7 @@ class Call:
         *,
         reserve: int = 0,
         seeded: bool = False,
-        patient: bool = False,
+        waits: bool = False,
         question: Question | None = None,
     ) -> "list[CallStream]":
         """Start all requests or none, unless the response cache answers them.
@@ -120,7 +120,7 @@ class Call:
             requests: the requests to start.
             reserve: see :meth:`submit_all`.
             seeded: whether the caller gave the seed of what is drawn.
-            patient: whether to wait while the queue is full or no token is left; for work already begun.
+            waits: whether to wait while the queue is full or no token is left; for work already begun.
             question: what the response cache may compare by meaning.
 
         Raises:
@@ -128,27 +128,27 @@ class Call:
             NotStored: only stored answers are wanted, and there is none.
         """
         responses, mode = self.backend.responses, self.cache_mode
-        if responses is None:
-            if patient:
-                return await self.submit_patiently(requests)
+        if responses is None or self.caller.offered:
+            if waits:
+                return await self.submit_when_room(requests)
             return self.submit_all(requests, reserve=reserve)
-        if patient:
+        if waits:
             await self._until_allowed()
         else:
             self._reserve(reserve)
         caller = self.caller
         outcome = caller.cached = caller.cached or Outcome()
-        ask = Ask(
+        lookup = Lookup(
             requests=caller.marked(requests),
             deadline=caller.deadline,
-            wish=caller.wish,
+            directives=caller.directives,
             seeded=seeded,
             model=self.model,
             outcome=outcome,
-            patient=patient,
+            waits=waits,
             question=question,
         )
-        streams = await responses.submit(ask, mode)
+        streams = await responses.submit(lookup, mode)
         caller.headers.update(outcome.headers())
         self._record(cache=outcome.word)
         return self._counted(streams)
@@ -160,16 +160,16 @@ class Call:
         Raises:
             RequestError: the request wants it, and the server has none.
         """
-        responses, wish = self.backend.responses, self.caller.wish
+        responses, directives = self.backend.responses, self.caller.directives
         if responses is None:
-            if wish.mode not in (None, "off"):
+            if directives.mode not in (None, "off"):
                 raise RequestError(
-                    f"{MODE_HEADER} is {wish.mode!r}, but this server stores no answers: it is started "
-                    "without --response-cache",
+                    f"{MODE_HEADER} is {directives.mode!r}, but this server stores no answers: it is "
+                    "started without --response-cache",
                     param=MODE_HEADER,
                 )
             return "off"
-        mode = wish.mode or self.caller.tenant.response_cache or responses.mode
+        mode = directives.mode or self.caller.tenant.response_cache or responses.mode
         if mode == "semantic" and responses.cache.semantic is None:
             raise RequestError(
                 f"{MODE_HEADER} is 'semantic', but this server compares no questions: it is started "
@@ -211,11 +211,11 @@ class Call:
             self.backend.engine.submit_all(self.caller.marked(requests), self.caller.deadline)
         )
 
-    async def submit_patiently(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
+    async def submit_when_room(self, requests: Sequence[EngineRequest]) -> "list[CallStream]":
         """Start all requests of a call that has begun; wait while the queue is full or no token is left."""
         await self._until_allowed()
         engine, deadline = self.backend.engine, self.caller.deadline
-        return self._counted(await engine.submit_patiently(self.caller.marked(requests), deadline))
+        return self._counted(await engine.submit_when_room(self.caller.marked(requests), deadline))
 
     def recorded(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, salt: str | None
@@ -305,7 +305,7 @@ class Call:
 
     def audio_ended(self, seconds: float, reason: str, **facts: Any) -> None:
         """Record the end of a recording or a live stream: "stop", "cancelled" or "error"."""
-        self.served.metrics.audio_heard(self.endpoint, seconds, reason)
+        self.served.metrics.audio_transcribed(self.endpoint, seconds, reason)
         audio = round(seconds, 1)
         self._record(audio_seconds=audio, **facts, generated=self.generated, finish=reason)
         self._present(whole=reason == "stop")
@@ -358,8 +358,8 @@ class Call:
 
     def _delivered(self, tokens: int) -> None:
         self.generated += tokens
-        everybodys, tenants = self._generated
-        everybodys.inc(tokens)
+        total, tenants = self._generated
+        total.inc(tokens)
         self.caller.account.count(tenants, tokens)
         self._spend(tokens)
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import msgspec
 
-from galley.cache.wish import NO_WISH, Outcome, Wish
+from galley.cache.directives import NO_DIRECTIVES, Directives, Outcome
 from galley.errors import RateLimited
 from galley.gateway.derived import Derived
 from galley.gateway.key_file import LOWEST_PRIORITY, Tenant
-from galley.gateway.tenants import ANYBODY, Account
+from galley.gateway.tenants import ANONYMOUS, Account
 from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
 from galley.service.turns import Share
 from galley.types import LIVE_PRIORITY, Adapter, EngineRequest
+from galley.types.transfers import KVPeer
 
 
 @dataclass(eq=False)
@@ -34,17 +35,19 @@ class Caller:
         trace: data for the request's trace.
         adapter: the LoRA adapter that the request names, once its model is found.
         keep_seconds: how long the request's prefix stays cached while others are evicted first.
-        wish: what the request says about caching.
+        directives: what the request says about caching.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
         flow: requests of a tenant's different flows share the model like tenants.
         objective: priority of the request's objective, added to that of the tenant.
         first_token_by: time by which the first token has to be expected for the request to be admitted.
+        offered: whether another server will fetch the prompt's keys and values.
+        kv_from: where those of the prompt are.
         derived: the derived model by whose name the request names its model, if it does.
     """
 
     request_id: str
-    account: Account = field(default_factory=lambda: Account(ANYBODY))
+    account: Account = field(default_factory=lambda: Account(ANONYMOUS))
     record: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
@@ -52,12 +55,14 @@ class Caller:
     adapter: Adapter | None = None
     derived: Derived | None = None
     keep_seconds: float = 0.0
-    wish: Wish = NO_WISH
+    directives: Directives = NO_DIRECTIVES
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flow: str = ""
     objective: int = 0
     first_token_by: float = math.inf
+    offered: bool = False
+    kv_from: KVPeer | None = None
 
     @property
     def tenant(self) -> Tenant:
@@ -91,6 +96,8 @@ class Caller:
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
                 keep_seconds=self.keep_seconds,
+                offered=self.offered,
+                kv_from=self.kv_from,
             )
             for request in requests
         ]

@@ -51,13 +51,13 @@ async def converse(
         truncate: whether to leave out the conversation's first turns if it is too long.
 
     Raises:
-        RequestError: the request cannot be honoured by this model.
+        RequestError: the request cannot be honored by this model.
         Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
         EngineFailed: the engine will not come back.
     """
     backend = call.backend
     if (derived := call.caller.derived) is not None:
-        conversation = conversation.headed_by(derived.system_prompt)
+        conversation = conversation.with_system_prompt(derived.system_prompt)
     question = _question(call, conversation, params)
     limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
     limit = limit if own is None else min(limit, own)
@@ -158,11 +158,11 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     """Return the token ids of a tenant's conversation, rendered by the model's chat template.
 
     Raises:
-        RequestError: the request cannot be honoured by this model.
+        RequestError: the request cannot be honored by this model.
     """
     text = backend.require_text()
     check_tools(conversation, text.format)
-    conversation = conversation.headed_by(text.system_prompt)
+    conversation = conversation.with_system_prompt(text.system_prompt)
     return await text.pool.of(share).chat(
         settle(conversation.messages, text.format.volatile_lines),
         tools=[tool.as_templates_expect() for tool in conversation.offered],

@@ -38,7 +38,7 @@ class MemoryPlans:
         """Remove a model that is no longer loaded."""
         self._plans.pop(model, None)
 
-    def others_take(self, model: str) -> int:
+    def promised_to_others(self, model: str) -> int:
         """Return the bytes promised to the engines of other models that these have not allocated yet."""
         plans = [plan for name, plan in self._plans.items() if name != model]
         return sum(_not_taken(ledger, pids(), engines) for ledger, pids, engines in plans)

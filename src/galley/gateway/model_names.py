@@ -45,7 +45,7 @@ class ModelNames:
 
     def served(self, name: str) -> ServedModel:
         """Return the model with this name or adapter, loaded or not. Raises as ``Registry.find``."""
-        return self._meant(name)[0]
+        return self._resolved(name)[0]
 
     def derive(self, derived: Derived) -> None:
         """Serve a model under a further name, replacing an earlier derived model of that name.
@@ -69,7 +69,7 @@ class ModelNames:
         reranks = any("rerank" in (model.tasks or ()) for model in self)
         return "rerank" if reranks else "embed"
 
-    def _meant(self, name: str) -> tuple[ServedModel, str | None]:
+    def _resolved(self, name: str) -> tuple[ServedModel, str | None]:
         """Return the model and adapter that ``name`` refers to.
 
         ``name`` is a model's name, MODEL:ADAPTER, or an adapter's name alone.

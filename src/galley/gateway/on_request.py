@@ -36,17 +36,17 @@ _PROMISED_SECONDS: Final = 1.0
 class OnRequest:
     """Loads and unloads the models of one server whose ``on_request`` is set."""
 
-    def __init__(self, models: Sequence[ServedModel], *, most: int, patience: float) -> None:
+    def __init__(self, models: Sequence[ServedModel], *, most: int, timeout: float) -> None:
         """Create it; models are loaded by :meth:`ensure`.
 
         Args:
             models: the models that are loaded on request.
             most: the most models that may be loaded at a time.
-            patience: seconds that a load waits for room while all loaded models have requests.
+            timeout: seconds that a load waits for room while all loaded models have requests.
         """
         self._models = models
         self._most = most
-        self._patience = patience
+        self._timeout = timeout
         self._turn = asyncio.Lock()
         self._loads: dict[ServedModel, asyncio.Task[GalleyError | None]] = {}
         self._keeper: asyncio.Task[None] | None = None
@@ -107,11 +107,11 @@ class OnRequest:
         began = time.monotonic()
         try:
             async with self._turn:
-                patience = time.monotonic() + self._patience
+                until = time.monotonic() + self._timeout
                 while len(self._loaded()) >= self._most:
-                    await self._make_room(model, patience)
+                    await self._make_room(model, until)
                 while not await self._fits(model):
-                    await self._make_room(model, patience)
+                    await self._make_room(model, until)
         except GalleyError as error:
             log.error("%s cannot be loaded: %s", model.name, error)
             return error
@@ -131,13 +131,13 @@ class OnRequest:
             return False
         return True
 
-    async def _make_room(self, model: ServedModel, patience: float) -> None:
+    async def _make_room(self, model: ServedModel, until: float) -> None:
         """Unload the least recently used model without requests, waiting until there is one.
 
         Raises:
-            MemoryPressure: every model had requests until the time ``patience``.
+            MemoryPressure: every model had requests until the time ``until``.
         """
-        while time.monotonic() < patience:
+        while time.monotonic() < until:
             idle = [m for m in self._loaded() if not m.busy and _unused_for(m) >= _PROMISED_SECONDS]
             if idle:
                 least = min(idle, key=lambda m: m.used)

@@ -6,9 +6,9 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from galley.cache.directives import Outcome
 from galley.cache.entry import Entry
 from galley.cache.keys import digest, encoded
-from galley.cache.wish import Outcome
 from galley.errors import NotStored
 from galley.gateway.call import Call
 
@@ -31,7 +31,7 @@ class StoredRecording:
     def keep(self, transcript: msgspec.Struct) -> None:
         """Store a transcript that is complete."""
         responses, caller = self._call.backend.responses, self._call.caller
-        if responses is None or self._key is None or not caller.wish.writes:
+        if responses is None or self._key is None or not caller.directives.writes:
             return
         now, most = time.time(), responses.cache.seconds
         responses.cache.put(
@@ -41,9 +41,9 @@ class StoredRecording:
                 model=self._call.model,
                 folder=responses.folder,
                 tenant=caller.tenant.name,
-                tag=caller.wish.tag,
+                tag=caller.directives.tag,
                 created=now,
-                expires=now + min(most, caller.wish.ttl or most),
+                expires=now + min(most, caller.directives.ttl or most),
                 output_tokens=self._call.generated,
                 engine_seconds=self._call.receipt.engine_seconds,
                 body=msgspec.msgpack.encode(transcript),
@@ -85,9 +85,12 @@ async def look_up(call: Call, content: bytes, options: object) -> StoredRecordin
         tenant = caller.tenant.name.encode()
         key = digest(responses.identity, b"recording", tenant, content, encoded(options))
         outcome.keys.append(key.hex())
-        if caller.wish.reads:
+        if caller.directives.reads:
             [entry] = await responses.cache.get([key])
-            if entry is not None and (age := time.time() - entry.created) <= caller.wish.max_age:
+            if (
+                entry is not None
+                and (age := time.time() - entry.created) <= caller.directives.max_age
+            ):
                 outcome.hits, outcome.age = 1, max(0.0, age)
                 saved = entry.engine_seconds
                 responses.counts.saved(prompt=0, generated=entry.output_tokens, seconds=saved)
@@ -98,6 +101,6 @@ async def look_up(call: Call, content: bytes, options: object) -> StoredRecordin
     responses.counts.looked_up(outcome.word)
     caller.headers.update(outcome.headers())
     caller.record["cache"] = outcome.word
-    if entry is None and caller.wish.only_stored:
+    if entry is None and caller.directives.only_stored:
         raise NotStored("This recording's transcript is not stored, and only-if-cached is given")
     return StoredRecording(call, key, entry)

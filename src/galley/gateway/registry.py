@@ -103,7 +103,7 @@ class Registry(ModelNames):
         self._on_request = OnRequest(
             [model for model in models if model.on_request],
             most=settings.max_loaded_models,
-            patience=settings.request_timeout,
+            timeout=settings.request_timeout,
         )
 
     def _check_comparers(self) -> None:
@@ -293,7 +293,7 @@ class Registry(ModelNames):
             name = derived.base
             if caller is not None:
                 caller.derived = derived
-        model, adapter = (self._only(task), None) if name is None else self._meant(name)
+        model, adapter = (self._only(task), None) if name is None else self._resolved(name)
         if caller is not None:
             caller.record["model"] = model.name if adapter is None else f"{model.name}:{adapter}"
         model.check(task, caller, called=name, priority=priority)
@@ -313,7 +313,7 @@ class Registry(ModelNames):
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter and remove its further names. Raises the errors of :meth:`find`."""
-        model, adapter = self._meant(name)
+        model, adapter = self._resolved(name)
         if adapter is None:
             raise UnknownModel(f"{name!r} is a model, not an adapter")
         engine = model.backend().engine if model.is_loaded else None

@@ -82,7 +82,7 @@ class Speaking:
         )
         first, self._pieces = not self._pieces, self._pieces + 1
         reserve = len(text) if first else 0
-        [stream] = await self._call.submit([request], reserve=reserve, patient=not first)
+        [stream] = await self._call.submit([request], reserve=reserve, waits=not first)
         self.characters += len(text)
         self._call.prompts_taken(len(text))
         try:

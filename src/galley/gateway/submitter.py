@@ -74,7 +74,7 @@ class Submitter(Protocol):
             EngineFailed: it has given up.
         """
 
-    async def submit_patiently(
+    async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float
     ) -> Sequence[Outputs]:
         """Submit like :meth:`submit_all`, but wait while the queue is full; for work already begun."""

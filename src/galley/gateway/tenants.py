@@ -23,7 +23,7 @@ from galley.settings.config import Settings
 
 log = logging.getLogger("galley.tenants")
 
-ANYBODY: Final = Tenant()
+ANONYMOUS: Final = Tenant()
 """The tenant of requests without a key."""
 
 _CHECK_SECONDS: Final = 1.0
@@ -171,7 +171,7 @@ class Tenants:
         self._accounts: dict[str, Account] = {}
         self._seen: tuple[int, int, int] | None = None
         self._checked = time.monotonic()
-        self.anybody = Account(ANYBODY)
+        self.anonymous = Account(ANONYMOUS)
         self._read()
 
     @classmethod
@@ -199,7 +199,7 @@ class Tenants:
         """The accounts of the tenants, by name; the one shared account if no key is required."""
         self._reload_if_changed()
         names = sorted({account.tenant.name for _, account in self._table})
-        return [self._accounts[name] for name in names] or [self.anybody]
+        return [self._accounts[name] for name in names] or [self.anonymous]
 
     @property
     def has_admin(self) -> bool:

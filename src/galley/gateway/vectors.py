@@ -77,7 +77,7 @@ class Vectors:
             remedy: this protocol's advice for a text that is too long.
 
         Raises:
-            RequestError: a text cannot be honoured by this model.
+            RequestError: a text cannot be honored by this model.
         """
         self._call = call
         self._done = 0
@@ -118,7 +118,7 @@ class Vectors:
             if rest and len(under_way) <= ahead // 2:
                 take = max(1, min(ahead - len(under_way), self._call.room))
                 more, rest = rest[:take], rest[take:]
-                under_way.extend(await self._call.submit(more, patient=True))
+                under_way.extend(await self._call.submit(more, waits=True))
         return vectors
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from galley.bench.report import Spread
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.read_model import Model, read_model
-from galley.formats.source import resolve_model
+from galley.formats.source import BUNDLED_SPEECH, resolve_model
 from galley.llm.llm import LLM
 from galley.plan.hardware import Machine
 from galley.plan.predict import Prediction, predict
@@ -34,11 +34,15 @@ class Lab:
         settings: of the engine, which experiments change.
         quick: fewer repeats and smaller loads.
         peaks: measured rates of the machine.
+        speech_model: folder, hub id or bundled model for the experiments on speech.
+        recordings: JSON lines of recordings and what is said; None: the bundled call.
     """
 
     settings: EngineSettings
     quick: bool
     peaks: Peaks
+    speech_model: str = BUNDLED_SPEECH
+    recordings: Path | None = None
 
     @property
     def repeats(self) -> int:

@@ -34,7 +34,11 @@ class RandomExecutor:
         gc.collect()
         before = resident()
         options = ExecutorOptions(
-            dtype="bfloat16", quantize=weights, kv_dtype="bfloat16", device="cpu", threads=threads
+            dtype="bfloat16",
+            weight_dtype=weights,
+            kv_dtype="bfloat16",
+            device="cpu",
+            threads=threads,
         )
         self._executor = CpuExecutor(program, RandomWeights(program), options)
         gc.collect()
@@ -73,7 +77,7 @@ def kv_growth(program: Program, kv_dtype: str, tokens: int, step: int, threads: 
         threads: of the executor.
     """
     options = ExecutorOptions(
-        dtype="bfloat16", quantize="bf16", kv_dtype=kv_dtype, device="cpu", threads=threads
+        dtype="bfloat16", weight_dtype="bf16", kv_dtype=kv_dtype, device="cpu", threads=threads
     )
     executor = CpuExecutor(program, RandomWeights(program), options)
     executor.allocate_kv(tokens // BLOCK_TOKENS, states=1)

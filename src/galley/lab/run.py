@@ -21,11 +21,13 @@ from galley.lab.bench import Lab
 from galley.lab.experiment import Experiment, Finding
 from galley.lab.registry import experiment_of
 from galley.machine import give_memory_back
-from galley.settings.engine import EngineSettings
 
 VERSION: Final = 1
 
-_MODULES_OF: Final = {"torch": ("torch",)}
+_MODULES_OF: Final = {
+    "speech": ("av", "jiwer", "onnxruntime", "soxr"),
+    "torch": ("torch",),
+}
 """Extra -> modules that it installs."""
 
 
@@ -66,10 +68,9 @@ def read_results(file: Path, conditions: Mapping[str, str]) -> Results | None:
 
 def run_experiments(
     names: Sequence[str],
-    settings: EngineSettings,
+    lab: Lab,
     results: Results,
     *,
-    quick: bool,
     file: Path | None = None,
     on_begin: Callable[[str], None] = lambda name: None,
     on_end: Callable[[str], None] = lambda name: None,
@@ -78,9 +79,8 @@ def run_experiments(
 
     Args:
         names: of experiments.
-        settings: of the engine.
+        lab: the models and the machine.
         results: also written to the file after each experiment.
-        quick: fewer repeats and smaller loads.
         file: keeps the results.
         on_begin, on_end: called with the name of each experiment, those with a finding included.
     """
@@ -88,7 +88,7 @@ def run_experiments(
         on_begin(name)
         known = results.outcomes.get(name)
         if known is None or known.finding is None:
-            results.outcomes[name] = _outcome(name, Lab(settings, quick, results.peaks))
+            results.outcomes[name] = _outcome(name, lab)
             if file is not None:
                 keep(file, results)
         on_end(name)

@@ -21,7 +21,7 @@ from galley.llm.outputs import ChatDelta, RequestOutput, chat_deltas
 from galley.llm.text_runs import TextRuns
 from galley.service.protocol import Engine
 from galley.service.requests import check_task
-from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, Quantize
+from galley.settings.engine import DType, EngineSettings, ExecutorName, KVType, WeightDType
 from galley.settings.fields import by_field
 from galley.text.stream import Delta
 from galley.text.template import ChatTemplate
@@ -45,7 +45,7 @@ class LLM(Closable):
         model: str | Path = "",
         *,
         dtype: DType = "auto",
-        weight_dtype: Quantize = "auto",
+        weight_dtype: WeightDType = "auto",
         kv_dtype: KVType = "auto",
         executor: ExecutorName = "auto",
         max_model_len: int | None = None,
@@ -202,7 +202,7 @@ class LLM(Closable):
         self._check_writes()
         overrides = as_options(options)
         conversations = [
-            overrides.conversation(one).headed_by(self._system_prompt)
+            overrides.conversation(one).with_system_prompt(self._system_prompt)
             for one in as_conversations(messages)
         ]
         prompts = [
@@ -230,7 +230,7 @@ class LLM(Closable):
         """
         self._check_writes()
         conversation = as_options(options).conversation(as_conversation(messages))
-        conversation = conversation.headed_by(self._system_prompt)
+        conversation = conversation.with_system_prompt(self._system_prompt)
         [params] = as_params(params, 1)
         prompt = chat_prompt(conversation, params, self._template, self._format, self.tokenizer)
         parser = prompt.new_parser()

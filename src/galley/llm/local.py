@@ -70,7 +70,7 @@ class LocalEngine(Closable):
         info = self._loaded.info
         parts = [repr(info.name), info.family]
         if info.program is not None:
-            parts += [f"{info.program.quantize} weights", f"{info.program.kv_dtype} KV cache"]
+            parts += [f"{info.program.weight_dtype} weights", f"{info.program.kv_dtype} KV cache"]
         parts.append(f"executor {info.executor!r}")
         if info.text is not None:
             parts.append(f"context of {info.text.max_model_len} tokens")

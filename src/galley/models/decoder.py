@@ -92,7 +92,7 @@ def _attention(g: Tracer, c: DecoderConfig, h: Buffer, name: str, layer: int) ->
     elif c.qk_norm == "plain" and c.ropes[layer]:
         q, k = (g.rms_norm(x, None, eps=c.eps, head_dim=c.head_dim) for x in (q, k))
     if rope := c.ropes[layer]:
-        q, k = (_turned(g, x, rope, c.head_dim) for x in (q, k))
+        q, k = (_rotated(g, x, rope, c.head_dim) for x in (q, k))
     elif c.growth is not None:
         q = g.scale_queries_by_position(q, interval=c.growth[0], factor=c.growth[1])
     mixed = g.attention(
@@ -123,7 +123,7 @@ def _qkv(g: Tracer, c: DecoderConfig, h: Buffer, name: str) -> Sequence[Buffer]:
     return _parts(g, wide, *widths.values())
 
 
-def _turned(g: Tracer, x: Buffer, rope: Rope, head_dim: int) -> Buffer:
+def _rotated(g: Tracer, x: Buffer, rope: Rope, head_dim: int) -> Buffer:
     return g.rope(
         x, head_dim=head_dim, inv_freq=rope.inv_freq, scale=rope.scale, adjacent=rope.adjacent
     )

@@ -247,7 +247,7 @@ def layer_kinds(config: Fields, layers: int, *, default: list[str]) -> tuple[boo
     return tuple(known[kind] for kind in kinds)
 
 
-def turned_by_window(
+def rope_by_window(
     config: Fields, c: DecoderConfig, *, theta: float, local_theta: float
 ) -> DecoderConfig:
     """Return ``c`` with other rotations in layers with a window than in those without.

@@ -39,7 +39,7 @@ def read_latent_decoder(config: Fields, *, max_positions: int, adjacent: bool) -
         adjacent: whether rotated pairs are adjacent columns.
     """
     latent = read_latent(config)
-    c = read_decoder(config, head_dim=latent.turned, max_positions=max_positions)
+    c = read_decoder(config, head_dim=latent.rotated, max_positions=max_positions)
     ropes = tuple(None if rope is None else replace(rope, adjacent=adjacent) for rope in c.ropes)
     scale = attention_scale(config, latent)
     mlp_bias = config.flag("mlp_bias", False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder
-from galley.models.decoder_config import DecoderConfig, turned_by_window
+from galley.models.decoder_config import DecoderConfig, rope_by_window
 from galley.models.fields import Fields
 from galley.models.gemma2 import read_gemma
 
@@ -34,5 +34,5 @@ def read_gemma3(config: Fields) -> DecoderConfig:
         config.number("rope_theta", 1e6),
         config.number("rope_local_base_freq", 1e4),
     )
-    c = turned_by_window(config, c, theta=theta, local_theta=local_theta)
+    c = rope_by_window(config, c, theta=theta, local_theta=local_theta)
     return replace(c, qk_norm="head")

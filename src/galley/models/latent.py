@@ -25,7 +25,7 @@ class Latent:
         query: width of the latent from which queries are made; 0: they are made from the layer's
             input.
         width: width of the latent that is cached.
-        keys, turned, values: columns of a head: of its keys without position, of the rotated part,
+        keys, rotated, values: columns of a head: of its keys without position, of the rotated part,
             and of its values.
         bias: whether the projections into latents and out of the heads have biases.
     """
@@ -33,14 +33,14 @@ class Latent:
     query: int
     width: int
     keys: int
-    turned: int
+    rotated: int
     values: int
     bias: bool
 
     @property
     def query_columns(self) -> int:
         """Columns of a head's query."""
-        return self.keys + self.turned
+        return self.keys + self.rotated
 
 
 def read_latent(config: Fields) -> Latent:
@@ -49,14 +49,14 @@ def read_latent(config: Fields) -> Latent:
     Raises:
         CheckpointError: a field is missing or wrong.
     """
-    turned = config.count("qk_rope_head_dim", 64)
-    if turned % 2:
+    rotated = config.count("qk_rope_head_dim", 64)
+    if rotated % 2:
         raise config.wrong("qk_rope_head_dim", "an even number")
     return Latent(
         query=0 if config.is_null("q_lora_rank") else config.width("q_lora_rank", 1536),
         width=config.width("kv_lora_rank", 512),
         keys=config.width("qk_nope_head_dim", 128),
-        turned=turned,
+        rotated=rotated,
         values=config.width("v_head_dim", 128),
         bias=config.flag("attention_bias", False),
     )
@@ -88,7 +88,7 @@ def describe_latent(
     def turn(x: Buffer) -> Buffer:
         return g.rope(
             x,
-            head_dim=m.turned,
+            head_dim=m.rotated,
             inv_freq=rope.inv_freq,
             scale=rope.scale,
             adjacent=rope.adjacent,
@@ -108,17 +108,17 @@ def describe_latent(
         q = project(q, "q_b_proj", all_columns)
     else:
         q = project(h, "q_proj", all_columns)
-    kv = project(h, "kv_a_proj_with_mqa", m.width + m.turned, bias=m.bias)
+    kv = project(h, "kv_a_proj_with_mqa", m.width + m.rotated, bias=m.bias)
     latent = g.columns(kv, 0, m.width)
     latent = g.rms_norm(latent, f"{name}.kv_a_layernorm.weight", eps=_EPS)
     queries = g.head_linear(g.head_columns(q, 0, m.keys, columns), parts("key"), m.width)
-    turned = turn(g.head_columns(q, m.keys, m.turned, columns))
-    key = g.join_heads(latent, turn(g.columns(kv, m.width, m.turned)), 1)
+    rotated = turn(g.head_columns(q, m.keys, m.rotated, columns))
+    key = g.join_heads(latent, turn(g.columns(kv, m.width, m.rotated)), 1)
     mixed = g.attention(
-        g.join_heads(queries, turned, heads),
+        g.join_heads(queries, rotated, heads),
         key,
         g.columns(key, 0, m.width),
-        key_dim=m.width + m.turned,
+        key_dim=m.width + m.rotated,
         scale=scale,
         window=0,
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from galley.graph.program import Program
 from galley.models.decoder import build_decoder
-from galley.models.decoder_config import turned_by_window, windows_of
+from galley.models.decoder_config import rope_by_window, windows_of
 from galley.models.fields import Fields
 from galley.models.olmo2 import read_olmo2
 
@@ -17,4 +17,4 @@ def build(config: Fields) -> Program:
     c = read_olmo2(config)
     c = replace(c, windows=windows_of(config, [(layer + 1) % 4 > 0 for layer in range(c.layers)]))
     theta = config.number("rope_theta", 5e5)
-    return build_decoder(turned_by_window(config, c, theta=theta, local_theta=theta))
+    return build_decoder(rope_by_window(config, c, theta=theta, local_theta=theta))

@@ -74,12 +74,12 @@ def read_rope(
     share = rope.number("partial_rotary_factor", share)
     if partial is None and share != 1.0:
         raise UnsupportedModel(f"{FILE}: partial_rotary_factor other than 1 is not supported")
-    turned = int(head_dim * share)
-    if not 2 <= turned <= head_dim or turned % 2:
+    rotated = int(head_dim * share)
+    if not 2 <= rotated <= head_dim or rotated % 2:
         raise rope.wrong("partial_rotary_factor", f"an even part of {head_dim} columns")
     try:
         with np.errstate(all="ignore"):
-            made = _scaled(config, rope, kind, theta, turned, max_positions)
+            made = _scaled(config, rope, kind, theta, rotated, max_positions)
     except ArithmeticError:  # each field is valid, but not with the others: yarn's theta of 1
         made = None
     if made is None or not np.isfinite([*made.inv_freq, made.scale]).all():

@@ -87,14 +87,17 @@ def with_aligner(program: Program, config: Mapping[str, Any], speech: SpeechInfo
 
 
 def share_encoder(
-    giver: Program, giver_config: Mapping[str, Any], taker: Program, taker_config: Mapping[str, Any]
+    target: Program,
+    target_config: Mapping[str, Any],
+    draft: Program,
+    draft_config: Mapping[str, Any],
 ) -> tuple[Program, Program]:
     """Return both programs, with the encoder of the first serving both."""
-    encoder = build_encoder(Fields(giver_config), gives=True)
-    cross_kv = build_cross_kv(Fields(taker_config))
+    encoder = build_encoder(Fields(target_config), returns_rows=True)
+    cross_kv = build_cross_kv(Fields(draft_config))
     return (
-        dataclasses.replace(giver, encoder=encoder),
-        dataclasses.replace(taker, encoder=cross_kv),
+        dataclasses.replace(target, encoder=encoder),
+        dataclasses.replace(draft, encoder=cross_kv),
     )
 
 

@@ -73,10 +73,12 @@ def build(config: Fields) -> Program:
     return trace(lambda g: _decoder(g, c), max_positions=c.target_positions, encoder=encoder)
 
 
-def build_encoder(config: Fields, *, gives: bool = False) -> Program:
-    """Trace frames -> keys and values for the decoder; with ``gives``, its rows are returned, too."""
+def build_encoder(config: Fields, *, returns_rows: bool = False) -> Program:
+    """Trace frames -> keys and values for the decoder; with ``returns_rows``, also its rows."""
     c = read_config(config)
-    return trace_effect(lambda g: _encoder(g, c, gives), max_positions=2 * c.source_positions)
+    return trace_effect(
+        lambda g: _encoder(g, c, returns_rows), max_positions=2 * c.source_positions
+    )
 
 
 def build_cross_kv(config: Fields) -> Program:
@@ -86,7 +88,7 @@ def build_cross_kv(config: Fields) -> Program:
     """
     c = read_config(config)
     return trace_effect(
-        lambda g: _give_to_decoder(g, c, g.features(c.width)), max_positions=c.source_positions
+        lambda g: _write_cross_kv(g, c, g.features(c.width)), max_positions=c.source_positions
     )
 
 
@@ -108,7 +110,7 @@ def build_aligner(config: Fields, heads: Sequence[tuple[int, int]]) -> Program:
     return trace_effect(lambda g: _aligner(g, c, heads), max_positions=c.target_positions)
 
 
-def _encoder(g: Tracer, c: WhisperConfig, gives: bool) -> None:
+def _encoder(g: Tracer, c: WhisperConfig, returns_rows: bool) -> None:
     """Describe frames -> keys and values for each layer of the decoder, named as in checkpoints."""
     name = "model.encoder"
     x = g.features(c.mels)
@@ -125,12 +127,12 @@ def _encoder(g: Tracer, c: WhisperConfig, gives: bool) -> None:
         x = g.add(x, _project(g, mixed, f"{layer}.self_attn.out_proj", c.width))
         x = g.add(x, _mlp(g, x, layer, c.encoder_ffn))
     x = g.layer_norm(x, f"{name}.layer_norm", eps=EPS)
-    if gives:
+    if returns_rows:
         g.encoder_rows(x)
-    _give_to_decoder(g, c, x)
+    _write_cross_kv(g, c, x)
 
 
-def _give_to_decoder(g: Tracer, c: WhisperConfig, x: Buffer) -> None:
+def _write_cross_kv(g: Tracer, c: WhisperConfig, x: Buffer) -> None:
     """Describe the encoder's rows -> keys and values for each layer of the decoder."""
     for attention in (f"model.decoder.layers.{i}.encoder_attn" for i in range(c.decoder_layers)):
         k, v = _key_value(g, x, attention)

@@ -173,7 +173,7 @@ class ModelMetrics:
         self._families.prefill.labels(*labels).observe(prefill)
         self._families.decode.labels(*labels).observe(decode)
 
-    def audio_heard(self, endpoint: str, seconds: float, reason: str) -> None:
+    def audio_transcribed(self, endpoint: str, seconds: float, reason: str) -> None:
         """Count a recording or live stream that has ended; ``reason``: see :meth:`sequence_finished`."""
         self._families.audio.labels(self._name, endpoint).inc(seconds)
         self.sequence_finished(endpoint, reason)

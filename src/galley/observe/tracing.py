@@ -50,7 +50,7 @@ _FIELDS: Final = {
 }
 """Field of the access log -> attribute of the span."""
 
-_ASKED: Final = {
+_REQUEST_ATTRIBUTES: Final = {
     "temperature": "gen_ai.request.temperature",
     "top_p": "gen_ai.request.top_p",
     "top_k": "gen_ai.request.top_k",
@@ -185,7 +185,7 @@ def _attributes(request: Finished, operation: str, model: str) -> dict[str, Any]
     for name, attribute in _FIELDS.items():
         if name in fields:
             attributes[attribute] = fields[name]
-    for name, attribute in _ASKED.items():
+    for name, attribute in _REQUEST_ATTRIBUTES.items():
         value = getattr(request.trace.sampling, name, None)
         if value is not None:
             attributes[attribute] = value

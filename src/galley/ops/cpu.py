@@ -106,7 +106,7 @@ class CpuExecutor(SynchronousExecutor):
         self.cost = decoder.cost()
         self._vocab_size = program.vocab_size
         self._modules = {name: number for number, name in enumerate(program.adapted)}
-        self._adapter_kind = adapter_kind(options.quantize)
+        self._adapter_kind = adapter_kind(options.weight_dtype)
         self.kv_groups = len(program.kv_groups)
         self._recurs = bool(program.states)
         self._kv_bytes_per_token = kv_bytes_per_token(program, options.kv_dtype)
@@ -288,7 +288,7 @@ def _matrices(
     cache = None
     if options.weight_cache is not None:
         apart = frozenset(Key(names, str(kinds[names[0]])) for names in on_disk)
-        kept_as = options.quantize
+        kept_as = options.weight_dtype
         if options.communicator is not None:
             kept_as = f"{kept_as}-{options.rank + 1}of{options.ranks}"
         cache = WeightCache(options.weight_cache, kept_as, apart)

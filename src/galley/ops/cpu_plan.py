@@ -136,8 +136,8 @@ def planned(
     own = {
         n: k for n, k in own_kinds(program, weights).items() if has_kernel(k) or not k.is_integer
     }
-    kinds = plan_kinds(program, options.quantize, own=own, chosen=options.kinds)
-    activations = plan_activations(kinds, options.quantize, options.activations, isa)
+    kinds = plan_kinds(program, options.weight_dtype, own=own, chosen=options.kinds)
+    activations = plan_activations(kinds, options.weight_dtype, options.activations, isa)
     return program.with_kinds(kinds), kinds, activations
 
 
@@ -166,14 +166,14 @@ def _layer_block_bytes(kv: KVLayout, kv_dtype: str) -> int:
     return _native.kv_block_bytes(kv.kv_heads, kv.key_dim, kv.value_dim, kv_dtype, kv.shared)
 
 
-def adapter_kind(quantize: str) -> WeightKind:
+def adapter_kind(weight_dtype: str) -> WeightKind:
     """Return the type of adapters' factors: that of the weights if they are floats, else bfloat16."""
-    return rounded_kind(quantize if quantize in ("float32", "f16") else "bf16", 0)
+    return rounded_kind(weight_dtype if weight_dtype in ("float32", "f16") else "bf16", 0)
 
 
 def adapter_bytes(program: Program, options: ExecutorOptions) -> int:
     """Return the bytes of an adapter of the highest rank on all modules, including padding."""
-    kind, rank = adapter_kind(options.quantize), options.adapter_rank
+    kind, rank = adapter_kind(options.weight_dtype), options.adapter_rank
     shapes = [program.shapes[name] for name in program.adapted]
     return sum(packed_bytes(kind, rank, k) + packed_bytes(kind, n, rank) for n, k in shapes)
 

@@ -1,7 +1,7 @@
 """The executor interface: an executor runs a Program over a ragged batch with a paged KV cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -37,6 +37,17 @@ class ExpertMemory(NamedTuple):
     slot: int = 0
     least: int = 0
     token: int = 0
+
+    @classmethod
+    def of_ranks(cls, each: "Sequence[ExpertMemory]") -> "ExpertMemory":
+        """Return the memory of all ranks, each of which has a part of every expert."""
+        if not each[0].experts:
+            return NO_EXPERTS
+        return each[0]._replace(
+            bytes=sum(one.bytes for one in each),
+            slot=sum(one.slot for one in each),
+            token=sum(one.token for one in each),
+        )
 
     @property
     def least_bytes(self) -> int:
@@ -245,9 +256,9 @@ class ExecutorOptions:
 
     Attributes:
         dtype: "float32" or "bfloat16"; the reference executor computes in it.
-        quantize: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
+        weight_dtype: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
             "int4". Matrices that are integers in the checkpoint stay as they are.
-        kinds: tensor name -> weight type, for dense matrices that are not converted to ``quantize``.
+        kinds: tensor name -> weight type, for dense matrices that are not converted to ``weight_dtype``.
         kv_dtype: type of keys and values in the cache: "float32", "bfloat16", "int8" or "int4".
         device: the device to run on.
         threads: number of compute threads.
@@ -269,7 +280,7 @@ class ExecutorOptions:
     """
 
     dtype: str
-    quantize: str
+    weight_dtype: str
     kv_dtype: str
     device: str
     threads: int

@@ -20,7 +20,7 @@ _MULTIPLY_BF16: Final = frozenset({"amx", "avx512"})
 
 def plan_kinds(
     program: Program,
-    quantize: str,
+    weight_dtype: str,
     *,
     own: Kinds | None = None,
     chosen: Mapping[str, str] | None = None,
@@ -29,10 +29,10 @@ def plan_kinds(
 
     Args:
         program: the program that has the matrices.
-        quantize: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
+        weight_dtype: weight type that dense matrices are converted to: "float32", "bf16", "f16", "int8" or
             "int4"; with the integer types, the routers of experts become bf16.
         own: matrices that are not dense in the checkpoint; they stay as they are.
-        chosen: tensor name -> weight type, for dense matrices that are not converted to ``quantize``.
+        chosen: tensor name -> weight type, for dense matrices that are not converted to ``weight_dtype``.
 
     Raises:
         SettingsError: a name in ``chosen`` is not a matrix of the model.
@@ -43,12 +43,12 @@ def plan_kinds(
             raise SettingsError(
                 f"a weight type is given for {name}, which is not a matrix of the model"
             )
-    if quantize in INTEGERS:
+    if weight_dtype in INTEGERS:
         # A row that is routed to other experts gives a very different result, and routers are small.
         chosen = dict.fromkeys(program.routers, "bf16") | chosen
     shapes = program.all_shapes
     return {
-        name: own.get(name) or rounded_kind(chosen.get(name, quantize), flat(shapes[name])[1])
+        name: own.get(name) or rounded_kind(chosen.get(name, weight_dtype), flat(shapes[name])[1])
         for name in sorted(program.matrices)
     }
 
@@ -74,7 +74,7 @@ def kinds_text(program: Program, kinds: Kinds) -> str:
     return ", ".join(f"{kind} {share:.0%}" for kind, share in reported)
 
 
-def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapping[str, str]:
+def plan_activations(kinds: Kinds, weight_dtype: str, wanted: str, isa: str) -> Mapping[str, str]:
     """Return, for the name of each weight type that occurs, the input type on the native executor.
 
     A type without a kernel is left out: its matrices are rejected by name when they are packed. If
@@ -82,16 +82,16 @@ def plan_activations(kinds: Kinds, quantize: str, wanted: str, isa: str) -> Mapp
 
     Args:
         kinds: weight types of all matrices.
-        quantize: the setting, for the error message.
+        weight_dtype: the setting, for the error message.
         wanted: "float32", "bfloat16", "int8", or "auto" for the fastest type with ``isa``.
         isa: instruction set of the kernels.
 
     Raises:
         SettingsError: no matrix can be multiplied with ``wanted`` inputs.
     """
-    names = {kind.name for kind in kinds.values()} & set(RUNNABLE) or {quantize}
+    names = {kind.name for kind in kinds.values()} & set(RUNNABLE) or {weight_dtype}
     if not takes_inputs(names, wanted):
-        choose_activations(quantize if quantize in names else min(names), wanted, isa)
+        choose_activations(weight_dtype if weight_dtype in names else min(names), wanted, isa)
     return {
         name: choose_activations(
             name, wanted if wanted in WEIGHT_DTYPES[name].inputs else "auto", isa
@@ -131,24 +131,24 @@ def main_activations(program: Program, activations: Mapping[str, str]) -> str:
     return products.most_common(1)[0][0] if products else "float32"
 
 
-def choose_activations(quantize: str, wanted: str, isa: str) -> str:
+def choose_activations(weight_dtype: str, wanted: str, isa: str) -> str:
     """Return the input type of linear layers: ``wanted``, or with "auto" the fastest with ``isa``.
 
     Raises:
-        SettingsError: ``quantize`` weights cannot be multiplied with ``wanted`` inputs.
+        SettingsError: ``weight_dtype`` weights cannot be multiplied with ``wanted`` inputs.
     """
-    choices = WEIGHT_DTYPES[quantize].inputs
+    choices = WEIGHT_DTYPES[weight_dtype].inputs
     if wanted == "auto":
         # Without bfloat16 instructions, values are widened first, so rounding them would be wasted work.
         widens = choices[0] == "bfloat16" and isa not in _MULTIPLY_BF16
         return "float32" if widens else choices[0]
     if wanted not in choices:
         raise SettingsError(
-            f"activations is {wanted!r}, but executor 'cpu' multiplies {quantize!r} weights only "
-            f"with {' or '.join(choices)}; leave it out, or set weight_dtype to {_takers(wanted)}"
+            f"activations is {wanted!r}, but executor 'cpu' multiplies {weight_dtype!r} weights only "
+            f"with {' or '.join(choices)}; leave it out, or set weight_dtype to {_kinds_that_take(wanted)}"
         )
     return wanted
 
 
-def _takers(activations: str) -> str:
+def _kinds_that_take(activations: str) -> str:
     return " or ".join(name for name in RUNNABLE if activations in WEIGHT_DTYPES[name].inputs)

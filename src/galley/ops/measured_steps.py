@@ -46,7 +46,12 @@ def measured_steps(
     from galley.ops.packed_cache import MEASURED_SUFFIX
     from galley.ops.packed_files import packed_folder, write_atomically
 
-    ours = (options.quantize, sorted(options.kinds.items()), options.kv_dtype, executor.activations)
+    ours = (
+        options.weight_dtype,
+        sorted(options.kinds.items()),
+        options.kv_dtype,
+        executor.activations,
+    )
     experts = (options.experts, options.expert_cache_bytes)
     machine = (cpu_name(), available_cores(), options.threads, options.disable_pass, __version__)
     key = repr((options.weight_cache.state(), *ours, *experts, *machine, isa, about))

@@ -38,6 +38,7 @@ from galley.ops.executor import (
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
 from galley.ops.reference_ops import Factors, ReferenceOps
+from galley.ops.reference_ranks import Communicator
 from galley.ops.reference_step import Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
@@ -60,15 +61,15 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
     """See :class:`galley.ops.executor.Executor`.
 
     Norms, softmax and rotation are computed in float32 for every ``dtype``; products in ``dtype``. Matrices
-    are rounded to ``quantize`` and kept in ``dtype``, as are keys and values if ``kv_dtype`` is int8 or
+    are rounded to ``weight_dtype`` and kept in ``dtype``, as are keys and values if ``kv_dtype`` is int8 or
     int4; activations are not rounded.
     """
 
     def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
-        if options.quantize == "float32" != options.dtype:
+        if options.weight_dtype == "float32" != options.dtype:
             raise SettingsError(
-                f"quantize is 'float32', but the reference executor keeps weights in dtype, "
-                f"which is {options.dtype!r}; leave quantize out, or use executor 'cpu'"
+                f"weight_dtype is 'float32', but the reference executor keeps weights in dtype, "
+                f"which is {options.dtype!r}; leave weight_dtype out, or use executor 'cpu'"
             )
         if options.activations not in ("auto", options.dtype):
             raise SettingsError(
@@ -95,13 +96,16 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         self._program = program
         self.kv_groups = len(program.kv_groups)
         self._pause = options.pause
+        self._communicator = cast(Communicator | None, options.communicator)
         torch.set_num_threads(options.threads)
         super().__init__(_TORCH_TYPES[options.dtype], _device(options.device), program.kv)
         kinds = plan_kinds(
-            program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
+            program, options.weight_dtype, own=own_kinds(program, weights), chosen=options.kinds
         )
         self._weights = {
-            name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
+            name: self._load(weights[name], kinds.get(name))
+            for name in program.all_shapes
+            if name in weights  # of one of several ranks, some shapes are those of adapters alone
         }
         self._kv_rounding = KVRounding.of(options.kv_dtype, program, weights, self._device)
         self._adapters = [{} for _ in range(options.adapters)]
@@ -121,7 +125,7 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
             isa="",
             activations=options.dtype,
             kinds=kinds_text(
-                program, plan_kinds(program, options.quantize, own=own_kinds(program, weights))
+                program, plan_kinds(program, options.weight_dtype, own=own_kinds(program, weights))
             ),
             weights=size * sum(map(math.prod, program.all_shapes.values())),
             kv_block=BLOCK_TOKENS * program.kv_bytes_per_token(size),
@@ -211,7 +215,9 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
 
     def block_bytes(self, group: int) -> int:
         """See :class:`galley.ops.executor.BlockAccess`."""
-        return sum(part[0].nbytes for part in self._parts(group))
+        layers = self._program.kv_groups[group].layers
+        elements = sum(self._program.kv[layer].elements for layer in layers)
+        return BLOCK_TOKENS * elements * self._dtype.itemsize
 
     def read_block(self, block: int, group: int) -> Bytes:
         """See :class:`galley.ops.executor.BlockAccess`."""

@@ -44,9 +44,12 @@ class ModelSizes:
             that it sees) of each kind of layer; -1: all tokens.
         row_bytes: memory for the buffers between the ops, for each token of a step.
         logit_bytes: memory for the logits of a token.
-        exchanged: bytes of a token's partial sums that accelerators which share matrices exchange.
+        exchanged: bytes of a token that processors which share matrices exchange: partial sums, or with
+            ``ranks`` whole rows.
         exchanges: how many times in a step they do.
         max_positions: the longest context, in tokens.
+        ranks: processes of a machine that compute the model together; weights, KV, operations and buffers
+            are those of all.
         gpu_kernels: whether executor "gpu" has kernels for all ops of the model.
     """
 
@@ -68,6 +71,7 @@ class ModelSizes:
     exchanged: int
     exchanges: int
     max_positions: int
+    ranks: int = 1
     gpu_kernels: bool = False
 
     @classmethod

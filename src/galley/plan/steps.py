@@ -139,6 +139,9 @@ class Rates:
         bandwidth = machine.bandwidth * 1e9
         read, attention_read = bandwidth * shares.bandwidth, bandwidth * shares.attention_bandwidth
         exchange = (0.0, 0.0)
+        if sizes.ranks > 1:
+            # Each rank copies a row into and out of the shared memory: its part in, and all parts out.
+            exchange = (shares.exchange_seconds, 2 * (1 + sizes.ranks) / read)
         if machine.count > 1 and machine.link is not None:
             # In a ring each accelerator sends this much of the sums (Patarasuk and Yuan 2009).
             sent = 2 * (machine.count - 1) / machine.count

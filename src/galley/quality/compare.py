@@ -155,7 +155,7 @@ def compare(
     base_side = _side(base, *answers)
     measured = []
     for model in models:
-        on_work(f"{model.model or BUNDLED} as {model.quantize}")
+        on_work(f"{model.model or BUNDLED} as {model.weight_dtype}")
         with LLM.from_settings(model) as llm:
             if llm.info.require_text().vocab_size != vocabulary:
                 raise SettingsError(
@@ -180,7 +180,9 @@ def _parts(base: EngineSettings, texts: Texts) -> list[Part]:
     """Measure the parts of the base's own weights, as in its checkpoint, on the first of the texts."""
     name, factory = choose_executor(base.executor, base.device)
     folder = resolve_model(base.model, revision=base.revision)
-    model = read_model(dataclasses.replace(base, quantize="auto", kv_dtype="float32"), folder, name)
+    model = read_model(
+        dataclasses.replace(base, weight_dtype="auto", kv_dtype="float32"), folder, name
+    )
     check_dense(model)
     windows: list[Window] = []
     for window in texts.windows:
@@ -251,7 +253,7 @@ def _side(settings: EngineSettings, info: ModelInfo, right: int, questions: int)
 def _main_kind(info: ModelInfo) -> str:
     """Return the weight type of most parameters: the receipt lists the most common first."""
     if info.weights is None:
-        return info.require_program().quantize
+        return info.require_program().weight_dtype
     return info.weights.kind.split(" ")[0].rstrip(",")
 
 

@@ -90,7 +90,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
         points: a run for each number of requests at a time.
         loss: None if it was not measured.
         wer: word error rate of a speech model; None for others.
-        unsupported: sampling parameters that the engine does not honour.
+        unsupported: sampling parameters that the engine does not honor.
     """
 
     engine: str
@@ -134,7 +134,7 @@ class _Next:
 
 
 @dataclass(frozen=True, slots=True)
-class _Truth:
+class _ReferenceTokens:
     """Token ids of the beginnings of texts, and the reference's next token after each."""
 
     probes: Sequence[list[int]]
@@ -167,12 +167,12 @@ def compare(
         The figures; a contender that fails has its reason instead.
     """
     began = datetime.datetime.now(datetime.UTC)
-    truth, reference_error = None, ""
+    reference_tokens, reference_error = None, ""
     if reference:
         on_work("float32", 0)
         try:
-            truth = _with_server(
-                Entry("native", reference, REFERENCE_FLAGS), _learn_truth, workload
+            reference_tokens = _with_server(
+                Entry("native", reference, REFERENCE_FLAGS), _read_reference, workload
             )
         except GalleyError as error:
             reference_error = str(error)
@@ -184,7 +184,9 @@ def compare(
             on_work(f"{entry.engine}, {name}", done * size + position)
 
         try:
-            contenders.append(_measured(entry, plan, workload, truth, report, recordings))
+            contenders.append(
+                _measured(entry, plan, workload, reference_tokens, report, recordings)
+            )
         except GalleyError as error:
             contenders.append(_contender(entry, error=str(error)))
         on_work(entry.engine, (number + 1) * size)
@@ -194,7 +196,7 @@ def compare(
         model=model,
         machine=cpu_and_cores(),
         workload=facts,
-        reference=reference if truth is not None else "",
+        reference=reference if reference_tokens is not None else "",
         reference_error=reference_error,
         contenders=tuple(contenders),
         speech=bool(workload.recordings),
@@ -209,7 +211,7 @@ def _measured(
     entry: Entry,
     plan: Plan,
     workload: Workload,
-    truth: _Truth | None,
+    reference_tokens: _ReferenceTokens | None,
     report: OnWork,
     recordings: "Sequence[ManifestEntry]",
 ) -> Contender:
@@ -233,7 +235,7 @@ def _measured(
         if failed is not None:
             [kind, detail], *_ = failed.details.items()
             raise EngineError(f"{failed.name}: every request failed: {kind}: {detail}")
-        loss, unsupported = asyncio.run(_loss(url, truth))
+        loss, unsupported = asyncio.run(_loss(url, reference_tokens))
         wer = asyncio.run(_word_errors(url, workload, recordings)) if recordings else None
         return _contender(
             entry,
@@ -287,7 +289,7 @@ def _client(url: str) -> Iterator[Client]:
         client.close()
 
 
-async def _learn_truth(client: Client, model: str, workload: Workload) -> _Truth:
+async def _read_reference(client: Client, model: str, workload: Workload) -> _ReferenceTokens:
     """Let the reference continue some prompts at temperature 1, and ask for the next token within them."""
     words = await Words.learn(client, model, chat=False)
     probes = []
@@ -297,7 +299,7 @@ async def _learn_truth(client: Client, model: str, workload: Workload) -> _Truth
         answer = await _complete(client, {"model": model, "ignore_eos": True, **body})
         text = await _tokens(client, model, answer["text"])
         probes += [prompt + text[:end] for end in range(0, len(text), _EVERY)]
-    return _Truth(probes, await _next_tokens(client, model, probes, logprobs=True))
+    return _ReferenceTokens(probes, await _next_tokens(client, model, probes, logprobs=True))
 
 
 def _prompt(workload: Workload, words: Words, number: int) -> str:
@@ -339,17 +341,19 @@ async def _next_tokens(
     return found
 
 
-async def _loss(url: str, truth: _Truth | None) -> tuple[Loss | None, tuple[str, ...]]:
-    """Return the loss of the engine behind a server, and the parameters that it does not honour."""
+async def _loss(
+    url: str, reference_tokens: _ReferenceTokens | None
+) -> tuple[Loss | None, tuple[str, ...]]:
+    """Return the loss of the engine behind a server, and the parameters that it does not honor."""
     with _client(url) as client:
         _, models = await client.json("/v1/models")
         card = models["data"][0]
         unsupported = tuple(card["unsupported_parameters"])
-        if truth is None:
+        if reference_tokens is None:
             return None, unsupported
         reports = "logprobs" not in unsupported
-        answers = await _next_tokens(client, card["id"], truth.probes, logprobs=reports)
-    pairs = list(zip(truth.answers, answers, strict=True))
+        answers = await _next_tokens(client, card["id"], reference_tokens.probes, logprobs=reports)
+    pairs = list(zip(reference_tokens.answers, answers, strict=True))
     same = sum(one.text == other.text for one, other in pairs)
     kl = None
     if reports:
@@ -358,16 +362,18 @@ async def _loss(url: str, truth: _Truth | None) -> tuple[Loss | None, tuple[str,
     return Loss(positions=len(pairs), top1=same / len(pairs), kl=kl), unsupported
 
 
-def divergence(truth: Mapping[str, float], other: Mapping[str, float]) -> float:
+def divergence(expected: Mapping[str, float], other: Mapping[str, float]) -> float:
     """Return the KL divergence in nats over the tokens in both, and all others as one.
 
     Args:
-        truth, other: token -> log-probability of the likeliest tokens of each.
+        expected, other: token -> log-probability of the likeliest tokens of each.
     """
-    shared = [token for token in truth if token in other]
-    total = math.fsum(math.exp(truth[token]) * (truth[token] - other[token]) for token in shared)
+    shared = [token for token in expected if token in other]
+    total = math.fsum(
+        math.exp(expected[token]) * (expected[token] - other[token]) for token in shared
+    )
     rest, other_rest = (
         max(_LEAST, 1 - math.fsum(math.exp(side[token]) for token in shared))
-        for side in (truth, other)
+        for side in (expected, other)
     )
     return max(0.0, total + rest * math.log(rest / other_rest))

@@ -85,14 +85,14 @@ def default_group(depth: int) -> int:
     return next((g for g in GROUPS if depth % g == 0), GROUPS[-1])
 
 
-def rounded_kind(quantize: str, depth: int) -> WeightKind:
-    """Return the weight type of a dense matrix of ``depth`` columns under the setting ``quantize``.
+def rounded_kind(weight_dtype: str, depth: int) -> WeightKind:
+    """Return the weight type of a dense matrix of ``depth`` columns under the setting ``weight_dtype``.
 
     The setting is float32, bf16, f16, int8 or int4.
     """
-    known = WEIGHT_DTYPES[quantize]
+    known = WEIGHT_DTYPES[weight_dtype]
     group = default_group(depth) if known.grouped else 0
-    return WeightKind(quantize, group if group < depth else 0, known.scales)
+    return WeightKind(weight_dtype, group if group < depth else 0, known.scales)
 
 
 def _grouped(values: Floats, group: int) -> Floats:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Final, Generic
 
 from galley.runtimes.text_build import first_line
@@ -102,7 +102,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
         self._waiting: deque[Job[Writing]] = deque()
         self._jobs: dict[str, Job[Writing]] = {}
-        self._news: SimpleQueue[News[Writing] | _Ended[Writing]] = SimpleQueue()
+        self._news: Queue[News[Writing] | _Ended[Writing]] = Queue()
         self.report: Callable[[News[Writing]], None] = self._news.put
         """Passes something to the engine; for :meth:`compute`, or a thread of the library."""
         self._newest = 0.0
@@ -119,6 +119,11 @@ class BatchedRuntime(ABC, Generic[Writing]):
     def cache(self) -> Cache:
         """The library keeps no KV cache beyond a batch."""
         return Cache(used=0, total=0)
+
+    @property
+    def room(self) -> int:
+        """The texts that the batches of the free workers could have besides those that wait for them."""
+        return self._free * self._most - len(self._waiting)
 
     def begin(self, request_id: str, payload: Writing, stop_ids: Collection[int]) -> None:
         """Add a text to a later batch. Raises RequestError if the library cannot continue it."""

@@ -12,8 +12,9 @@ from galley.formats.json_file import read_json
 from galley.runtimes.batched import BatchedRuntime, Job, News
 from galley.runtimes.ctranslate2_sizes import kv_bytes_per_token, matrix_shape
 from galley.runtimes.drawing import Drawing, drawing
+from galley.runtimes.text_build import check_defaults
 from galley.settings.engine import EngineSettings
-from galley.types import FinishReason, Generate, SamplingDefaults, SamplingParams
+from galley.types import FinishReason, Generate, SamplingParams
 from galley.types.model_info import ModelInfo, TextInfo
 
 DECODER_SPEC: Final = "TransformerDecoderSpec"
@@ -162,7 +163,7 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     Raises:
         CheckpointError: a file is missing or damaged.
         SettingsError: the context is not known, or shorter than ``max_model_len``, or a default of sampling
-            cannot be honoured.
+            cannot be honored.
     """
     file = read_ctranslate2(folder / MODEL_FILE)
     vocabulary = read_vocabulary(folder)
@@ -176,11 +177,7 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     defaults = settings.with_own(sampling_defaults(generation, str(generation_file)))
-    if defaults.min_p != SamplingDefaults().min_p:
-        raise SettingsError(
-            f"the default of min_p is {defaults.min_p}, but CTranslate2 has no such parameter: set "
-            "sampling_defaults to min_p=0"
-        )
+    check_defaults(defaults, _UNSUPPORTED, "CTranslate2")
     info = ModelInfo(
         name=settings.model or folder.name,
         path=str(folder),

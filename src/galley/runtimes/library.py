@@ -11,7 +11,7 @@ from galley.settings.engine import EngineSettings
 
 _OF_NATIVE: Final[Mapping[str, object]] = {
     "dtype": "auto",
-    "quantize": "auto",
+    "weight_dtype": "auto",
     "activations": "auto",
     "kv_dtype": "auto",
     "executor": "auto",
@@ -19,6 +19,7 @@ _OF_NATIVE: Final[Mapping[str, object]] = {
     "experts": "memory",
     "quality_gate": "",
     "draft_model": None,
+    "tensor_parallel": 1,
     "speculation": "auto",
     "max_adapters": None,
     "batching": "continuous",

@@ -6,9 +6,8 @@ the architectures that the library reads.
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import Advance, Cache
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
 from galley.settings.engine_choice import OPENVINO_ENGINE, OPENVINO_FILE
 from galley.types import FinishReason, Generate
 from galley.types.model_info import CACHE_SALT
@@ -60,11 +59,9 @@ class OpenVINOOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     properties: dict[str, str | int | float | bool] = {}
 
 
-@dataclass(slots=True)
-class _Text:
+class _Text(NamedTuple):
     handle: Any
-    prompt: int
-    begun: bool = False
+    progress: Progress
 
 
 class OpenVINORuntime:
@@ -108,6 +105,11 @@ class OpenVINORuntime:
             ) from error
 
     @property
+    def room(self) -> int:
+        """The library adds texts to those that it is working on."""
+        return NO_LIMIT
+
+    @property
     def cache(self) -> Cache:
         """The state of the KV cache, in blocks of the pipeline."""
         if not self._texts:  # the pipeline's figure is that of its last step
@@ -132,7 +134,7 @@ class OpenVINORuntime:
         config = self._config(payload, stop_ids)
         handle = self._pipeline.add_request(self._numbers, ids, config)
         self._numbers += 1
-        self._texts[request_id] = _Text(handle, len(tokens))
+        self._texts[request_id] = _Text(handle, Progress(len(tokens)))
 
     def _config(self, payload: Generate, stop_ids: Collection[int]) -> Any:
         """Return a request's parameters in the pipeline's form."""
@@ -180,9 +182,7 @@ class OpenVINORuntime:
             for output in text.handle.read().values():
                 tokens += output.generated_ids
                 reason = self._reason(output.finish_reason)
-        rows = len(tokens)
-        if tokens and not text.begun:
-            text.begun, rows = True, text.prompt
+        rows = text.progress.rows(len(tokens))
         status, statuses = text.handle.get_status(), self._genai.GenerationStatus
         if reason is None and status != statuses.RUNNING:
             error = f"OpenVINO ended the text as {status.name}: the KV cache is too small"

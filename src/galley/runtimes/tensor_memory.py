@@ -82,7 +82,7 @@ def expected_ledger(
         isa="",
         device=device,
         threads=threads,
-        quantize=_UNCHANGED,
+        weight_dtype=_UNCHANGED,
         inputs=_UNCHANGED,
         kv_dtype="",
         max_model_len=0,

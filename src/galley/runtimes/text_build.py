@@ -16,7 +16,7 @@ from galley.runtimes.library import refuse_settings, step_meter
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
-from galley.types import Generate, OnPhase
+from galley.types import Generate, OnPhase, SamplingDefaults
 from galley.types.model_info import ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
@@ -34,6 +34,7 @@ class TextSizes:
         running: the most texts at a time.
         step_tokens: the most tokens that a step computes.
         kv_tokens: tokens that the KV cache holds.
+        kv_requested: the same, if the settings say it; None: it follows from this machine's memory.
         threads: compute threads.
         vocabulary: number of token ids.
         kv_bytes_per_token: bytes of a token's keys and values, 16 bits each.
@@ -43,6 +44,7 @@ class TextSizes:
     running: int
     step_tokens: int
     kv_tokens: int
+    kv_requested: int | None
     threads: int
     vocabulary: int
     kv_bytes_per_token: int
@@ -84,6 +86,7 @@ class TextLoader(Generic[Options]):
         checkpoint = open_checkpoint(folder)
         sizes = text_sizes(settings, checkpoint)
         unsupported = self.unsupported(options)
+        check_defaults(settings.with_own(checkpoint.defaults), unsupported, self.executor)
         runtime = self.load(folder, options, sizes)
         clock.end("load")
         return TextEngine(
@@ -143,6 +146,17 @@ def check_settings(settings: EngineSettings, executor: str) -> None:
     )
 
 
+def check_defaults(defaults: SamplingDefaults, unsupported: tuple[str, ...], library: str) -> None:
+    """Raise SettingsError for a default of sampling that the library would not honor."""
+    for name, neutral in msgspec.structs.asdict(SamplingDefaults()).items():
+        given = getattr(defaults, name)
+        if name in unsupported and given != neutral:
+            raise SettingsError(
+                f"the default of {name} is {given}, but {library} has no such parameter: set "
+                f"sampling_defaults to {name}={neutral:g}"
+            )
+
+
 def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSizes:
     """Return a model's sizes, by its configuration and the settings.
 
@@ -170,6 +184,7 @@ def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSi
         running=running,
         step_tokens=settings.max_batch_tokens,
         kv_tokens=tokens,
+        kv_requested=settings.kv_cache_tokens,
         threads=settings.threads or available_cores(),
         vocabulary=config.count("vocab_size"),
         kv_bytes_per_token=kv_bytes,

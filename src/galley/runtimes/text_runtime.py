@@ -1,8 +1,8 @@
 """The interface of a library that continues texts to the engine that serves it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from galley.types import FinishReason, Generate, TokenLogprob, Transcribe
 
@@ -46,12 +46,62 @@ class Cache:
     total: int
 
 
+class Progress:
+    """Counts the tokens that a library computed for a text, by those that it returned.
+
+    Attributes:
+        begun: whether it has returned any.
+    """
+
+    __slots__ = ("_prompt", "begun")
+
+    def __init__(self, prompt: int) -> None:
+        """Create the counter of a text with so many tokens before the first new one."""
+        self._prompt = prompt
+        self.begun = False
+
+    def rows(self, tokens: int) -> int:
+        """Return the tokens that were computed for so many new ones; the first takes the whole prompt."""
+        if not tokens or self.begun:
+            return tokens
+        self.begun = True
+        return self._prompt + tokens - 1
+
+
+def top_logprobs(tokens: Sequence[int], found: Sequence[Mapping[int, Any]]) -> list[TokenLogprob]:
+    """Return log-probabilities that a library reports as vLLM does.
+
+    Args:
+        tokens: the chosen tokens.
+        found: for each of them, token -> an object with its ``logprob`` and ``rank``: the best ones, and
+            the chosen one, whose rank may be beyond them.
+    """
+    result = []
+    for token, every in zip(tokens, found, strict=True):
+        most = len(every) - (every[token].rank >= len(every))
+        ranked = sorted(every.items(), key=lambda item: -item[1].logprob)
+        top = tuple((other, one.logprob) for other, one in ranked[:most])
+        result.append(TokenLogprob(token, every[token].logprob, top))
+    return result
+
+
+NO_LIMIT: Final = 1 << 30
+"""The :attr:`TextRuntime.room` of a library that adds texts to those that it is working on."""
+
+
 class TextRuntime(Protocol[_Writing_contra]):
     """Continues several texts or transcripts at a time. Not thread-safe."""
 
     @property
     def cache(self) -> Cache:
         """The state of the KV cache."""
+
+    @property
+    def room(self) -> int:
+        """How many more texts a library could work on now.
+
+        Others stay in the engine's queue, where tenants and priorities decide which is next.
+        """
 
     def begin(self, request_id: str, payload: _Writing_contra, stop_ids: Collection[int]) -> None:
         """Add a text, which the next steps continue after ``payload.output``.

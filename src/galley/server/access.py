@@ -14,7 +14,7 @@ from galley.observe.logs import quoted, readable
 from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
 from galley.protocols.common.errors import ApiError
-from galley.protocols.http.errors import BEGINNINGS, CLIENT_GONE, error_response
+from galley.protocols.http.errors import CLIENT_GONE, RESPONSE_STARTS, error_response
 from galley.server.drain import PROBES
 
 log = logging.getLogger("galley.access")
@@ -85,7 +85,7 @@ class AccessLog:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] in BEGINNINGS:
+            if message["type"] in RESPONSE_STARTS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
                 MutableHeaders(scope=message).update({"X-Request-Id": shown_id, **headers})
             await send(message)

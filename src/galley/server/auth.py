@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from galley.errors import SettingsError
 from galley.gateway.tenants import Account, Tenants
 from galley.protocols.common.errors import ApiError
-from galley.protocols.http.errors import BEGINNINGS, error_response
+from galley.protocols.http.errors import RESPONSE_STARTS, error_response
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
@@ -73,7 +73,7 @@ class RequireKey:
             return
         presented = _presented(scope)
         admin = any(path == own or path.startswith(f"{own}/") for own in ADMIN_PATHS)
-        account = self._tenants.identify(presented) if self._tenants else self._tenants.anybody
+        account = self._tenants.identify(presented) if self._tenants else self._tenants.anonymous
         state = scope["state"]
         if account is not None:
             state["account"] = account
@@ -87,7 +87,7 @@ class RequireKey:
                 return
 
         async def send_with_limits(message: Message) -> None:
-            if account is not None and message["type"] in BEGINNINGS:
+            if account is not None and message["type"] in RESPONSE_STARTS:
                 MutableHeaders(scope=message).update(rate_headers(account))
             await send(message)
 
@@ -177,7 +177,7 @@ class RequireHost:
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         host = headers.get("host", "")
-        if not self._is_ours(host):
+        if not self._is_own_host(host):
             return _foreign("Host", host, "--allowed-host adds one")
         if scope.get("method") in _SAFE or "*" in self._origins:
             return None
@@ -185,12 +185,12 @@ class RequireHost:
         across = headers.get("sec-fetch-site") == "cross-site"
         for origin in headers.getlist("origin") or (["null"] if across else []):
             scheme, _, authority = origin.lower().rpartition("://")
-            ours = scheme in _WEB and self._is_ours(authority)
+            ours = scheme in _WEB and self._is_own_host(authority)
             if not ours and origin.lower() not in self._origins:
                 return _foreign("Origin", origin, "--cors-origin adds one")
         return None
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         host = host.lower()
         return host in self._allowed or _without_port(host) in self._allowed
 

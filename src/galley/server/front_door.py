@@ -197,7 +197,7 @@ class FrontDoor:
             self._open += 1
             self._by_address[address] += 1
         client.setblocking(False)
-        task = self._loop.create_task(self._shake_hands(client, admission))
+        task = self._loop.create_task(self._handshake(client, admission))
 
         def abort() -> None:
             task.cancel()  # has not begun, or would have replaced this one
@@ -213,7 +213,7 @@ class FrontDoor:
         oldest.abort()
         oldest.leave()
 
-    async def _shake_hands(self, client: socket.socket, admission: Admission) -> None:
+    async def _handshake(self, client: socket.socket, admission: Admission) -> None:
         seconds = self.settings.header_timeout if self._tls else None
         task = asyncio.current_task()
         assert task is not None

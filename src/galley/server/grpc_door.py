@@ -170,23 +170,31 @@ class GrpcDoor:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; one that fails does not end the stream."""
-        call, answer = (
-            self._calls.CALLS["ModelInfer"],
-            self._calls.MESSAGES["ModelStreamInferResponse"],
-        )
+        call = self._calls.CALLS["ModelInfer"]
         if not self._is_known(context):
             response = await self._through_app(call.to_http(call.request()), context)
             await context.abort(self._code(response.status), response.error)
-        async for data in requests:
-            try:
-                response = await self._through_app(await self._http_request(call, data), context)
-            except RequestError as error:
-                yield answer(error_message=naming_message(error)).SerializeToString()
-                continue
-            if response.status == 200:
-                yield answer(infer_response=call.from_http(response)).SerializeToString()
-            else:
-                yield answer(error_message=response.error).SerializeToString()
+        try:
+            with self._messages.stream():
+                async for data in requests:
+                    yield await self._one_of_stream(call, data, context)
+        except ApiError as error:
+            await context.abort(self._code(error.status), str(error))
+
+    async def _one_of_stream(self, call: Any, data: bytes, context: Any) -> bytes:
+        answer = self._calls.MESSAGES["ModelStreamInferResponse"]
+        try:
+            response = await self._through_app(await self._http_request(call, data), context)
+        except RequestError as error:
+            answered = answer(error_message=naming_message(error))
+        else:
+            answered = (
+                answer(infer_response=call.from_http(response))
+                if response.status == 200
+                else answer(error_message=response.error)
+            )
+        encoded: bytes = answered.SerializeToString()
+        return encoded
 
     def _is_known(self, context: Any) -> bool:
         """Return whether a call has a valid key, or needs none."""
@@ -202,15 +210,7 @@ class GrpcDoor:
         return refused
 
     async def _http_request(self, call: Any, data: bytes) -> Any:
-        return await in_thread_if_large(len(data), lambda: call.to_http(self._parsed(call, data)))
-
-    def _parsed(self, call: Any, data: bytes) -> Any:
-        try:
-            return call.request.FromString(data)
-        except Exception as error:  # protobuf's DecodeError, by whichever of its implementations
-            raise RequestError(
-                f"the message is not a {call.request.DESCRIPTOR.name}: {error}"
-            ) from None
+        return await in_thread_if_large(len(data), lambda: call.read(data))
 
     def _written(self, call: Any, response: Any) -> bytes:
         written: bytes = call.from_http(response).SerializeToString()

@@ -6,6 +6,8 @@ before that is held back by HTTP/2's flow control, at the sender.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from galley.errors import RequestError
@@ -14,10 +16,11 @@ from galley.settings.config import Settings
 
 
 class MessageReader:
-    """Reads the only message of a call.
+    """Reads the only message of a call, and counts the streams of messages.
 
     The size of a message is not known before it is complete, so each one being received counts as one of
-    the greatest size.
+    the greatest size. A stream may wait for its next message as long as it likes, and part of that may
+    have arrived, so an open stream counts like a message. Streams get at most half of the memory.
     """
 
     def __init__(self, settings: Settings, end: Any) -> None:
@@ -29,9 +32,20 @@ class MessageReader:
         """
         self._end = end
         self._settings = settings
-        self._places = asyncio.Semaphore(
-            max(1, settings.max_unfinished_body_bytes // settings.max_body_bytes)
-        )
+        places = settings.max_unfinished_body_bytes // settings.max_body_bytes
+        self._free_streams = max(1, places // 2)
+        self._places = asyncio.Semaphore(max(1, places - self._free_streams))
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a stream for as long as it is open. Raises ApiError: 503: too many are open."""
+        if not self._free_streams:
+            raise _too_many("open gRPC streams", self._settings)
+        self._free_streams -= 1
+        try:
+            yield
+        finally:
+            self._free_streams += 1
 
     async def one(self, context: Any) -> bytes:
         """Return a call's message.
@@ -45,14 +59,7 @@ class MessageReader:
             async with asyncio.timeout(settings.body_timeout):
                 await self._places.acquire()
         except TimeoutError:
-            raise ApiError(
-                503,
-                "The gRPC messages being received use all of their "
-                f"{settings.max_unfinished_body_bytes} bytes (--max-unfinished-body-bytes); try again "
-                "later",
-                type="service_unavailable",
-                code="too_many_bodies",
-            ) from None
+            raise _too_many("gRPC messages being received", settings) from None
         longest = settings.body_timeout + settings.max_body_bytes / settings.min_body_rate
         try:
             async with asyncio.timeout(longest):
@@ -70,3 +77,13 @@ class MessageReader:
             raise RequestError("the call has no message")
         message: bytes = data
         return message
+
+
+def _too_many(what: str, settings: Settings) -> ApiError:
+    return ApiError(
+        503,
+        f"The {what} use all of their share of {settings.max_unfinished_body_bytes} bytes "
+        "(--max-unfinished-body-bytes); try again later",
+        type="service_unavailable",
+        code="too_many_bodies",
+    )

@@ -12,7 +12,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         return _of_tensors(model, ledger)
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
-        ("weights", ledger.weights, f"{ledger.quantize}, multiplied with {ledger.inputs}"),
+        ("weights", ledger.weights, f"{ledger.weight_dtype}, multiplied with {ledger.inputs}"),
         *_expert_row(ledger),
         *_kv_row(ledger),
         *_state_row(ledger),
@@ -25,7 +25,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     return [
         f"{model}: {ledger.family}, {ledger.parameters / 1e6:,.1f} million parameters, context "
         f"{ledger.max_model_len:,} tokens",
-        f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {ledger.threads} threads",
+        f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {_threads(ledger)}",
         *_lines(rows),
         f"  inputs     {_inputs(model, ledger)}",
         f"  at a time  {fitting}",
@@ -45,6 +45,12 @@ def _of_tensors(model: str, ledger: Ledger) -> list[str]:
         f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
         *_lines(rows),
     ]
+
+
+def _threads(ledger: Ledger) -> str:
+    if ledger.ranks == 1:
+        return f"{ledger.threads} threads"
+    return f"{ledger.ranks} ranks of {ledger.threads} threads"
 
 
 def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:

@@ -90,7 +90,7 @@ class CoreScheduler:
             return
         self._count()
         if self._left[self._me] > 0:
-            if self._gives_way():
+            if self._should_yield():
                 self._unlock(_CORES)
                 self._wait()
             return
@@ -135,7 +135,7 @@ class CoreScheduler:
         """Return whether a waiting engine has some of its turn left."""
         return any(self._waits[other] and self._left[other] > 0 for other in self._others)
 
-    def _gives_way(self) -> bool:
+    def _should_yield(self) -> bool:
         """Return whether live audio waits with turn time left; the rest of this turn is kept for later."""
         mine = self._turn[self._me]
         return (

@@ -11,6 +11,7 @@ from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, Re
 from galley.service.admission import Admission
 from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import Blocks
+from galley.service.holders import with_holder
 from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.replica import Replica
@@ -162,7 +163,9 @@ class Fleet:
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
-        return self.book.resumption(request_id)
+        request = self.book.resumption(request_id)
+        count, replica = self._plan.cached_tokens, self.book.replica_of(request_id)
+        return request if count is None else with_holder(request, replica, self.replicas, count)
 
     def stepped(self, replica: Replica) -> None:
         """Record the statistics after a step."""
@@ -182,7 +185,7 @@ class Fleet:
         elif replica.state == "failed":
             self._give_up(replica)
         elif replica.accepts:
-            self._relieve_others(replica)
+            self._rebalance(replica)
         self._observe()
         self._changed.set()
 
@@ -277,6 +280,7 @@ class Fleet:
             self._plan.promised(),
             publishes=self._plan.router is not None or self._plan.on_blocks is not None,
             publishes_tokens=self._plan.publishes_tokens,
+            transfer=self._plan.transfer,
         )
 
     def _launch_others(self) -> None:
@@ -318,7 +322,7 @@ class Fleet:
                 owed=self._admission.uncached_of(one.name),
                 pace=one.pace.tokens_per_second,
                 blocks=one.blocks,
-                silent=now - one.heard if one.requests.quarantine.working else 0.0,
+                silent=now - one.last_frame_at if one.requests.quarantine.working else 0.0,
             )
             for one in ready
         ]
@@ -329,7 +333,7 @@ class Fleet:
         """Return a replica at which a request can wait until one is ready."""
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
 
-    def _relieve_others(self, ready: Replica) -> None:
+    def _rebalance(self, ready: Replica) -> None:
         """Have a replica that has become ready continue the requests of those that are not."""
         for other in self.replicas:
             if other.state == "stalled":

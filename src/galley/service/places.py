@@ -5,7 +5,7 @@ from typing import Final
 
 from galley.service.turns import Share
 
-WANTING_SECONDS: Final = 5.0
+DEMAND_SECONDS: Final = 5.0
 """Seconds for which a tenant refused below its share has precedence over tenants above theirs."""
 
 _BEYOND: Final = 2
@@ -18,7 +18,7 @@ class _Tenant:
 
     weight: float
     held: int = 0
-    wanting: float = 0.0
+    demand_until: float = 0.0
 
 
 class Places:
@@ -44,7 +44,7 @@ class Places:
         fair = self._part(share.weight, total)
         room = self.most - self.held
         if any(
-            other.wanting > now and other.held < self._part(other.weight, total)
+            other.demand_until > now and other.held < self._part(other.weight, total)
             for name, other in self._tenants.items()
             if name != share.tenant
         ):
@@ -64,7 +64,7 @@ class Places:
 
     def want(self, share: Share, *, now: float) -> None:
         """Record that a tenant was refused."""
-        self._of(share).wanting = now + WANTING_SECONDS
+        self._of(share).demand_until = now + DEMAND_SECONDS
 
     def take(self, share: Share) -> None:
         """Give a tenant one more place."""
@@ -91,7 +91,9 @@ class Places:
 
     def _forget(self, now: float) -> None:
         gone = [
-            n for n, tenant in self._tenants.items() if not tenant.held and tenant.wanting <= now
+            n
+            for n, tenant in self._tenants.items()
+            if not tenant.held and tenant.demand_until <= now
         ]
         for name in gone:
             del self._tenants[name]

@@ -32,7 +32,7 @@ from galley.service.replica_events import ReplicaEvents
 from galley.service.replica_version import version_of
 from galley.service.watchdog import Watchdog
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
-from galley.types.model_info import ModelInfo
+from galley.types.model_info import ModelInfo, TransferInfo
 
 log = logging.getLogger("galley.service")
 
@@ -76,7 +76,7 @@ class Replica:
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
         seats: sequences that run at the same time.
-        heard: when the last frame arrived, on the monotonic clock.
+        last_frame_at: when the last frame arrived, on the monotonic clock.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
         self._new_watchdog = watchdog
@@ -137,6 +137,18 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
         return self.state == "ready" and not self.draining
+
+    @property
+    def offers(self) -> TransferInfo | None:
+        """Where its engine offers blocks; None: it does not, or not now."""
+        here = None if self.info is None else self.info.transfers
+        return here if here is not None and here.port and self.state == "ready" else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its engine fetches the blocks of peers that requests name."""
+        here = None if self.info is None else self.info.transfers
+        return here is not None and here.role in ("decode", "both")
 
     @property
     def pid(self) -> int | None:
@@ -174,7 +186,7 @@ class Replica:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._hang_up()
+        await self._close_link()
 
     def _send(self, frame: Submit | Abort) -> int:
         """Send a frame; return the frames sent so far, this one included, or 0 without an engine."""
@@ -254,7 +266,7 @@ class Replica:
                 await self._leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
-                await self._hang_up()
+                await self._close_link()
                 raise
             reason = error
         except OSError as error:
@@ -314,7 +326,7 @@ class Replica:
                 )
                 self._set_state("stalled")
 
-    async def _hang_up(self) -> None:
+    async def _close_link(self) -> None:
         link, self._link = self._link, None
         if link:
             await link.close()
@@ -325,8 +337,8 @@ class Replica:
 
     def _handle(self, frame: FromEngine) -> None:
         seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
-        self.heard = time.monotonic()
-        self._watchdog.report(self.heard, seconds)
+        self.last_frame_at = time.monotonic()
+        self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
             self._set_state("ready")
         if isinstance(frame, Step):
@@ -350,7 +362,7 @@ class Replica:
     def _stepped(self, frame: Step) -> None:
         for output in frame.outputs:
             computed = self._events.deliver(self, output)
-            self.pace.worked(computed, self.heard)
+            self.pace.worked(computed, self.last_frame_at)
         self.stats = frame.stats
         self._note_busy()
         self._events.stepped(self)

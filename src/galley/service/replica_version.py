@@ -17,7 +17,7 @@ def version_of(contents: str, info: ModelInfo) -> str:
     formats = None
     if info.program is not None:
         program = info.program
-        formats = (program.dtype, program.quantize, program.activations, program.kv_dtype)
+        formats = (program.dtype, program.weight_dtype, program.activations, program.kv_dtype)
     isa = "" if info.ledger is None else info.ledger.isa
     parts = (contents, info.family, info.executor, isa, formats)
     return hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=8).hexdigest()

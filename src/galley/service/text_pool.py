@@ -28,7 +28,7 @@ from galley.service.text_frames import (
     encode,
 )
 from galley.service.text_lane import Lane
-from galley.service.turns import NOBODY, Share
+from galley.service.turns import ANONYMOUS, Share
 from galley.settings.config import Settings
 from galley.types import Grammar, SamplingParams
 
@@ -120,7 +120,7 @@ class TextPool:
         """
         await (self._chats if chats else self._texts).loaded()
 
-    def of(self, share: Share = NOBODY) -> "TextWork":
+    def of(self, share: Share = ANONYMOUS) -> "TextWork":
         """Return the text work of one tenant, which takes turns with other tenants by its weight."""
         return TextWork(self, share)
 

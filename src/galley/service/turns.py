@@ -21,7 +21,7 @@ class Share(NamedTuple):
     weight: float = 1.0
 
 
-NOBODY: Final = Share()
+ANONYMOUS: Final = Share()
 """Share of all callers of a server without keys."""
 
 
@@ -54,18 +54,18 @@ class Turns:
 
     def __init__(
         self,
-        patience: float,
+        timeout: float,
         most_bytes: int = MOST_WAITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a free lock.
 
         Args:
-            patience: the most seconds that a job waits.
+            timeout: the most seconds that a job waits.
             most_bytes: the most bytes of all waiting jobs together.
             clock: returns the time in seconds; never goes back.
         """
-        self._patience = patience
+        self._timeout = timeout
         self._most_bytes = most_bytes
         self._clock = clock
         self._queues: dict[str, _Queue] = {}
@@ -80,7 +80,7 @@ class Turns:
         """Whether the lock is held."""
         return self._holder is not None
 
-    async def wait(self, size: int, share: Share = NOBODY) -> None:
+    async def wait(self, size: int, share: Share = ANONYMOUS) -> None:
         """Wait for the turn and take it; :meth:`pass_on` gives it to the next job.
 
         Args:
@@ -99,10 +99,10 @@ class Turns:
         insort(queue.jobs, job)
         self._bytes += size
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 await job.turn
         except TimeoutError:
-            raise self._full(f"no turn within {self._patience:g} s") from None
+            raise self._full(f"no turn within {self._timeout:g} s") from None
         except asyncio.CancelledError:
             if job.turn.done() and not job.turn.cancelled() and not job.turn.exception():
                 self.pass_on()  # the turn came at the same time
@@ -161,5 +161,5 @@ class Turns:
 
     def _full(self, why: str) -> QueueFull:
         return QueueFull(
-            f"The server has too much text to tokenise: {why}", retry_after=self._patience
+            f"The server has too much text to tokenize: {why}", retry_after=self._timeout
         )

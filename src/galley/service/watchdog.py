@@ -23,21 +23,21 @@ class Watchdog:
     def __init__(self, stall_seconds: float, step_timeout: float) -> None:
         self._stall_seconds = stall_seconds
         self._step_timeout = step_timeout
-        self._heard: float | None = None
+        self._last_frame_at: float | None = None
         self._step_seconds = 0.0
 
     def report(self, now: float, step_seconds: float = 0.0) -> None:
         """Record a frame; ``step_seconds``: from a sign of life, how long the current step has taken."""
-        self._heard, self._step_seconds = now, step_seconds
+        self._last_frame_at, self._step_seconds = now, step_seconds
 
     def verdict(self, now: float, *, working: bool) -> Verdict:
         """Return the engine's condition; call this several times a second.
 
         ``working``: whether the engine has work.
         """
-        if not working or self._heard is None:
-            self._heard = now
-        silence = now - self._heard
+        if not working or self._last_frame_at is None:
+            self._last_frame_at = now
+        silence = now - self._last_frame_at
         if self._step_timeout and self._step_seconds + silence >= self._step_timeout:
             return "hung"
         return "stalled" if silence >= self._stall_seconds else "well"

@@ -63,14 +63,28 @@ from galley.service.protocol import (
     EngineLoader,
     GatheringEngine,
     PublishingEngine,
+    TransferringEngine,
     find_loader,
 )
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
+from galley.types.transfers import TransferPlan
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
-Inbox: TypeAlias = queue.SimpleQueue[Frame | None]
-"""Frames received for the engine; None: the server has closed the connection."""
+
+
+class Wake:
+    """Wakes the engine's thread without a frame."""
+
+
+Inbox: TypeAlias = queue.Queue[Frame | Wake | None]
+"""Frames received for the engine; None: the server has closed the connection.
+
+Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
+does on a busy machine (CPython 3.11).
+"""
+
+_WAKE: Final = Wake()
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -124,7 +138,7 @@ def main() -> None:
     if start is None:
         return
     assert isinstance(start, Start)
-    machine.leave_to_others(start.promised)
+    machine.reserve_for_others(start.promised)
     with suppress(OSError):
         os.nice(NICENESS)
     # An engine on another device does not use the cores.
@@ -132,11 +146,13 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox: Inbox = queue.SimpleQueue()
+    inbox = Inbox()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
         engine = _load(loader, start, connection, cores)
+        if start.transfer is not None:
+            _exchange_blocks(engine, start.transfer, inbox)
         publisher = _publisher(engine, start)
         connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
         loaded.set()
@@ -171,6 +187,16 @@ def _load(
         pause=None if cores is None else cores.pause,
         on_ledger=lambda ledger: connection.send(Planned(ledger)),
     )
+
+
+def _exchange_blocks(engine: Engine, plan: TransferPlan, inbox: Inbox) -> None:
+    """Have the engine exchange blocks with others. Raises SettingsError if it cannot."""
+    if not isinstance(engine, TransferringEngine):
+        raise SettingsError(
+            f"role is {plan.role}, but this model's engine keeps no keys and values that others could use; "
+            "leave it out"
+        )
+    engine.exchange_blocks(plan, lambda: inbox.put(_WAKE))
 
 
 def _publisher(engine: Engine, start: Start) -> PublishingEngine | None:
@@ -223,7 +249,7 @@ class _SignsOfLife:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._began: float | None = None
-        threading.Thread(target=self._tell, daemon=True, name="galley-signs-of-life").start()
+        threading.Thread(target=self._send_alive, daemon=True, name="galley-signs-of-life").start()
 
     def step_begins(self) -> None:
         self._began = time.monotonic()
@@ -231,7 +257,7 @@ class _SignsOfLife:
     def step_ends(self) -> None:
         self._began = None
 
-    def _tell(self) -> None:
+    def _send_alive(self) -> None:
         while True:
             time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began
@@ -298,6 +324,8 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
             frame = _next_frame(engine, inbox, waits=not count)
             if frame is None:
                 return None
+            if isinstance(frame, Wake):
+                return count
             count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)
@@ -308,7 +336,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     return count
 
 
-def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | None:
+def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | Wake | None:
     """Return the next frame.
 
     Args:

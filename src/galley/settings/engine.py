@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from galley.errors import SettingsError
 from galley.settings.engine_choice import engine_of
-from galley.settings.fields import check_values, public_name, respell, setting
+from galley.settings.fields import check_values, respell, setting
 from galley.settings.quality_gate import QualityGate
 from galley.settings.values import Count, SecondsOrZero
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
@@ -20,7 +20,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 DType = Literal["auto", "float32", "bfloat16"]
 ExecutorName = Literal["auto", "cpu", "gpu", "reference"]
-Quantize = Literal["auto", WeightDtypeName]
+WeightDType = Literal["auto", WeightDtypeName]
 Activations = Literal["auto", "float32", "bfloat16", "int8"]
 KVType = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 ToolParser = Literal[
@@ -74,12 +74,12 @@ class EngineSettings:
         "checkpoint's matrices",
         spellings=ACTIVATION_SPELLINGS,
     )
-    quantize: Quantize = setting(
+    weight_dtype: WeightDType = setting(
         "auto",
         "Model",
         "type of the weights; auto: dtype, but f16 if dtype is auto and the checkpoint's matrices are "
         "float16",
-        name="weight_dtype",
+        alias="quantize",
         spellings=SPELLINGS,
     )
     activations: Activations = setting(
@@ -102,8 +102,8 @@ class EngineSettings:
         "auto",
         "Model",
         "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
-        "ctranslate2, onnxruntime-genai, or one that an installed package adds; auto: by the suffix of the "
-        "file, or of one in a folder without other weights",
+        "ctranslate2, onnxruntime-genai, vllm, tensorrt-llm, or one that an installed package adds; auto: "
+        "by the suffix of the file, or of one in a folder without other weights",
     )
     engine_options: str = setting(
         "",
@@ -159,7 +159,7 @@ class EngineSettings:
         1,
         "Model",
         "processes of this machine (ranks) that compute the model together, each with a part of every "
-        "layer and of the KV cache; texts do not change (executor cpu)",
+        "layer and of the KV cache; texts do not change (executors cpu and reference)",
     )
     tensor_parallel_cpus: tuple[str, ...] = setting(
         (),
@@ -372,9 +372,9 @@ class EngineSettings:
 
 
 def changed_settings(settings: EngineSettings) -> dict[str, Any]:
-    """Return the engine's settings that differ from their defaults, by public name, as a file has them."""
+    """Return the engine's settings that differ from their defaults, as a file has them."""
     return {
-        public_name(declared): list(value) if isinstance(value, tuple) else value
+        declared.name: list(value) if isinstance(value, tuple) else value
         for declared in fields(EngineSettings)
         if (value := getattr(settings, declared.name)) != declared.default
     }

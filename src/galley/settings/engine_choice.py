@@ -15,6 +15,8 @@ VOICE_ENGINE: Final = "voice"
 LLAMA_CPP_ENGINE: Final = "llama.cpp"
 CTRANSLATE2_ENGINE: Final = "ctranslate2"
 ONNX_GENAI_ENGINE: Final = "onnxruntime-genai"
+VLLM_ENGINE: Final = "vllm"
+TENSORRT_LLM_ENGINE: Final = "tensorrt-llm"
 
 OPENVINO_FILE: Final = "openvino_model.xml"
 """A language model in OpenVINO's format, in the folder that Optimum Intel exports."""

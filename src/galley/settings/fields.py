@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,7 @@ def setting(
     help: str,
     *,
     secret: bool = False,
-    name: str = "",
+    alias: str = "",
     spellings: Mapping[str, str] | None = None,
 ) -> T:
     """Declare the field of a setting.
@@ -31,11 +31,10 @@ def setting(
         group: group of the command's help that lists it.
         help: description for users.
         secret: whether it stays out of the repr, which ends up in logs and tracebacks.
-        name: the setting's name in flags, files and variables, if it differs from the field's name. The
-            field's name is accepted as well.
+        alias: another name by which the setting is accepted in flags, files and variables.
         spellings: alternative spelling of a value -> the value.
     """
-    about = {"group": group, "help": help, "name": name, "spellings": spellings or {}}
+    about = {"group": group, "help": help, "alias": alias, "spellings": spellings or {}}
     return field(default=default, repr=not secret, metadata=about)
 
 
@@ -54,7 +53,7 @@ def check_values(settings: "EngineSettings") -> None:
     for declared in fields(settings):
         wrong = fault(kinds[declared.name], getattr(settings, declared.name))
         if wrong is not None:
-            raise SettingsError(f"{public_name(declared)}{wrong}")
+            raise SettingsError(f"{declared.name}{wrong}")
 
 
 @cache
@@ -68,14 +67,9 @@ def setting_types(cls: "type[EngineSettings]") -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def public_name(declared: Field[Any]) -> str:
-    """Return the name of a setting in flags, files and variables."""
-    return declared.metadata["name"] or declared.name
-
-
 def field_names(cls: "type[EngineSettings]") -> dict[str, str]:
     """Return a mapping from each name that a setting may be given by to its field."""
-    return {name: f.name for f in fields(cls) for name in (f.name, public_name(f))}
+    return {name: f.name for f in fields(cls) for name in (f.name, f.metadata["alias"]) if name}
 
 
 def by_field(
@@ -94,7 +88,7 @@ def by_field(
     names, found = field_names(cls), dict[str, str]()
     for name in given:
         if name not in names:
-            known = ", ".join(sorted(public_name(f) for f in fields(cls)))
+            known = ", ".join(sorted(f.name for f in fields(cls)))
             raise SettingsError(f"{source}: unknown setting {name!r}; known: {known}")
         if (other := found.setdefault(names[name], name)) != name:
             raise SettingsError(

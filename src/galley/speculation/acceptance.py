@@ -51,7 +51,7 @@ class Rate:
             self._right *= scale
             self._tried *= scale
 
-    def fade(self) -> None:
+    def decay(self) -> None:
         """Age the estimate when nothing was tried, so that it is eventually tried again."""
         self._right *= self._fading
         self._tried *= self._fading
@@ -88,8 +88,8 @@ class SequenceAcceptance:
         own = self._own.setdefault(bucket, Rate(_SEQUENCE_WEIGHT, _SEQUENCE_FADING))
         own.add(right, right + wrong)
 
-    def fade(self, bucket: int) -> None:
+    def decay(self, bucket: int) -> None:
         """Age the estimates, because a proposal was not worth its cost."""
-        self._common[bucket].fade()
+        self._common[bucket].decay()
         if own := self._own.get(bucket):
-            own.fade()
+            own.decay()

@@ -59,8 +59,8 @@ class SequenceDrafts:
     tries: Sequence[_Tries]
     proposed: int = 0
     accepted: int = 0
-    _rest: int = 0
-    _fruitless: int = 0
+    _paused_steps: int = 0
+    _failed_lookups: int = 0
     _chosen: "tuple[_Tries, int, Sequence[int], int] | None" = None
     """Whose draft tokens are being verified, their bucket, the tokens, and the sequence's length before."""
 
@@ -119,7 +119,7 @@ class Speculator:
         self._trial = Trial()
         self._step: tuple[int, int] | None = None
         self._looked, self._gained = False, 0
-        self._unpaid = 0.0
+        self._lookup_seconds = 0.0
         """Seconds spent on lookups in steps that also computed prompts, and on texts that had ended."""
         self.counts = {proposer.name: Counts() for proposer in proposers}
 
@@ -142,7 +142,7 @@ class Speculator:
         began = _clock()
         for proposer in self._proposers:
             proposer.remember(salt, tokens, prompt)
-        self._unpaid += _clock() - began
+        self._lookup_seconds += _clock() - began
 
     def least(self, decoding: int, rows: int) -> float:
         """Return the probability below which no draft token is worth its row; 1 if none can be.
@@ -197,7 +197,7 @@ class Speculator:
                 chains.append((value, i))
         chains.sort(reverse=True)
         lengths = [0] * len(requests)
-        for _, i in chains[: self._worthwhile(chains[:budget], decoding, rows)]:
+        for _, i in chains[: self._best_count(chains[:budget], decoding, rows)]:
             lengths[i] += 1
         for i, (tries, proposal) in enumerate(found):
             if proposal.tokens:
@@ -205,7 +205,7 @@ class Speculator:
         if self._step is not None:
             self._step = (decoding, sum(map(len, draft_tokens)))
         else:
-            self._unpaid += _clock() - began
+            self._lookup_seconds += _clock() - began
         return draft_tokens
 
     def settle(self, drafts: SequenceDrafts, tokens: Sequence[int]) -> None:
@@ -225,7 +225,7 @@ class Speculator:
         counts.accepted += right
         self._gained += right
         if right:
-            drafts._fruitless = drafts._rest = 0
+            drafts._failed_lookups = drafts._paused_steps = 0
 
     def observe(self, seconds: float, drafting: float = 0.0) -> None:
         """Record the seconds of the step, of which the drafter took ``drafting``."""
@@ -234,15 +234,15 @@ class Speculator:
             decoding, draft_tokens = step
             self._costs.observe(decoding, draft_tokens, seconds - drafting)
             if self._looked:
-                seconds, self._unpaid = seconds + self._unpaid, 0.0
+                seconds, self._lookup_seconds = seconds + self._lookup_seconds, 0.0
             self._trial.learn(decoding, self._looked, decoding + self._gained, seconds)
 
     def _longest(self, one: DraftRequest, decoding: int) -> tuple[_Tries, Proposal]:
         """Return the view that has the proposal with the longest match, and this proposal."""
         drafts = one.drafts
         best, chosen = NO_PROPOSAL, drafts.tries[0]
-        if drafts._rest:
-            drafts._rest -= 1
+        if drafts._paused_steps:
+            drafts._paused_steps -= 1
             return chosen, best
         most = min(one.most, MOST_DRAFT_TOKENS)
         for tries in drafts.tries:
@@ -250,7 +250,7 @@ class Speculator:
             if proposal.tokens and proposal.match > best.match:
                 best, chosen = proposal, tries
         if not best.tokens:
-            self._rest(drafts, decoding)
+            self._pause(drafts, decoding)
         return chosen, best
 
     def _draft(
@@ -267,10 +267,10 @@ class Speculator:
         chosen: dict[int, Candidate] = {}
         for i, (one, (tries, proposal)) in enumerate(zip(requests, found, strict=True)):
             p = one.drafts.tries[-1].acceptance.probability(_DRAFT_BUCKET)
-            rival = (
+            other = (
                 tries.acceptance.probability(bucket_of(proposal.match)) if proposal.tokens else 0.0
             )
-            if p > rival and (backlog := drafter.backlog(one.sequence)):
+            if p > other and (backlog := drafter.backlog(one.sequence)):
                 chosen[i] = Candidate(p, one.most, backlog)
         unlikely = [i for i, one in chosen.items() if one.probability < least]
         likely = {i: one for i, one in chosen.items() if one.probability >= least}
@@ -288,7 +288,7 @@ class Speculator:
             if pace <= _MARGIN * decoding / self._costs.plain(decoding):
                 length = 0
         for i in [*unlikely, *(likely if not length else ())]:
-            requests[i].drafts.tries[-1].acceptance.fade(_DRAFT_BUCKET)
+            requests[i].drafts.tries[-1].acceptance.decay(_DRAFT_BUCKET)
         if not length:
             return
         wanted = [Wanted(requests[i].sequence, min(length, requests[i].most)) for i in likely]
@@ -301,20 +301,20 @@ class Speculator:
     ) -> Sequence[int]:
         bucket = bucket_of(proposal.match)
         if not length:
-            tries.acceptance.fade(bucket)
-            self._rest(one.drafts, decoding)
+            tries.acceptance.decay(bucket)
+            self._pause(one.drafts, decoding)
             return ()
         draft_tokens = proposal.tokens[:length]
         one.drafts._chosen = (tries, bucket, draft_tokens, len(one.tokens))
         return draft_tokens
 
     @staticmethod
-    def _rest(drafts: SequenceDrafts, decoding: int) -> None:
+    def _pause(drafts: SequenceDrafts, decoding: int) -> None:
         """Pause lookups for some steps: unsuccessful ones would cost a large batch more than they save."""
-        drafts._fruitless += 1
-        drafts._rest = min(drafts._fruitless, decoding // 2)
+        drafts._failed_lookups += 1
+        drafts._paused_steps = min(drafts._failed_lookups, decoding // 2)
 
-    def _worthwhile(self, chains: Sequence[tuple[float, int]], decoding: int, rows: int) -> int:
+    def _best_count(self, chains: Sequence[tuple[float, int]], decoding: int, rows: int) -> int:
         """Return how many of the draft tokens, likeliest first, maximize the tokens per second."""
         expected = float(decoding)
         best, chosen = _MARGIN * decoding / self._costs.plain(decoding), 0

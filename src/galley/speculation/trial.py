@@ -20,8 +20,8 @@ _SOON: Final = 8
 _SELDOM: Final = 512
 """The same after many unsuccessful trials."""
 
-_LOOKING: Final = 6
-_RESTING: Final = 2
+_SPECULATING: Final = 6
+_PLAIN: Final = 2
 """Number of steps per trial."""
 
 
@@ -30,22 +30,22 @@ class _Paces:
     """The paces for one magnitude of the number of sequences.
 
     Attributes:
-        looking, resting: tokens per second; 0 before the first step.
+        speculating, plain: tokens per second; 0 before the first step.
         steps: number of steps since the last try.
         tried: number of steps left in a try.
         interval: number of steps until the next try.
     """
 
-    looking: float = 0.0
-    resting: float = 0.0
+    speculating: float = 0.0
+    plain: float = 0.0
     steps: int = 0
     tried: int = 0
     interval: int = _SOON
 
     @property
-    def worth(self) -> bool:
+    def pays(self) -> bool:
         """Whether looking is no slower than resting, as far as known."""
-        return not self.looking or not self.resting or self.looking >= self.resting
+        return not self.speculating or not self.plain or self.speculating >= self.plain
 
 
 class Trial:
@@ -61,22 +61,22 @@ class Trial:
             paces.tried -= 1
             if not paces.tried:
                 paces.interval = min(2 * paces.interval, _SELDOM)
-            return not paces.worth
+            return not paces.pays
         paces.steps += 1
-        sure = paces.resting and paces.looking > _CLEARLY_BETTER * paces.resting
+        sure = paces.plain and paces.speculating > _CLEARLY_BETTER * paces.plain
         if paces.steps >= paces.interval and not sure:
-            paces.steps, paces.tried = 0, (_RESTING if paces.worth else _LOOKING) - 1
-            return not paces.worth
-        return paces.worth
+            paces.steps, paces.tried = 0, (_PLAIN if paces.pays else _SPECULATING) - 1
+            return not paces.pays
+        return paces.pays
 
     def learn(self, sequences: int, looked: bool, tokens: int, seconds: float) -> None:
         """Record the tokens and seconds of a step that only decoded."""
         paces = self._paces.setdefault(sequences.bit_length(), _Paces())
-        worth = paces.worth
+        pays = paces.pays
         pace = tokens / max(seconds, 1e-9)
         if looked:
-            paces.looking += (_PART if paces.looking else 1.0) * (pace - paces.looking)
+            paces.speculating += (_PART if paces.speculating else 1.0) * (pace - paces.speculating)
         else:
-            paces.resting += (_PART if paces.resting else 1.0) * (pace - paces.resting)
-        if paces.worth is not worth:
+            paces.plain += (_PART if paces.plain else 1.0) * (pace - paces.plain)
+        if paces.pays is not pays:
             paces.steps, paces.tried, paces.interval = 0, 0, _SOON

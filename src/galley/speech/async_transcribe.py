@@ -42,7 +42,7 @@ async def transcribe_async(
 
     async def submit(requests: Sequence[EngineRequest]) -> None:
         nonlocal begun
-        streams = await engine.submit_patiently(requests) if begun else engine.submit_all(requests)
+        streams = await engine.submit_when_room(requests) if begun else engine.submit_all(requests)
         begun = begun or bool(streams)
         for stream in streams:
             reader = asyncio.create_task(_read(stream, outputs))

@@ -14,7 +14,7 @@ from galley.speech.results import Info
 from galley.speech.segmenter import AllSpeech, VadStream
 from galley.speech.session import Session
 from galley.speech.sources import Samples
-from galley.speech.vad import Levelled, SpeechDetector, levelled
+from galley.speech.vad import Leveled, SpeechDetector, leveled
 
 
 class ChunkSource:
@@ -41,10 +41,10 @@ class ChunkSource:
         self._closed = False
         self._detects = options.speech is not None
         self._loudest = 0.0
-        self._heard = False
+        self._has_chunks = False
         """Whether the recording has had a chunk so far."""
         self._complete = False
-        found: VadStream = Levelled(detector.stream()) if self._detects else AllSpeech()
+        found: VadStream = Leveled(detector.stream()) if self._detects else AllSpeech()
         self._chunks: Iterator[AudioChunk] = chunk_audio(
             self._blocks(),
             features.chunk_seconds,
@@ -71,8 +71,8 @@ class ChunkSource:
                     self._complete = True
                     session.end()
                 else:
-                    self._heard = True
-                    session.add(chunk, self._features(levelled(chunk.samples)))
+                    self._has_chunks = True
+                    session.add(chunk, self._features(leveled(chunk.samples)))
 
     def info(self, session: Session) -> Info:
         """Return information about the recording, as far as it was read and transcribed in ``session``."""
@@ -80,11 +80,16 @@ class ChunkSource:
             task=self._task,
             language=session.language or "",
             duration=self._recording.seconds,
-            warnings=(*self._recording.warnings, *self._unheard(), *session.doubts()),
+            warnings=(*self._recording.warnings, *self._no_speech(), *session.warnings()),
         )
 
-    def _unheard(self) -> list[str]:
-        if not self._complete or self._heard or not self._detects or not self._recording.seconds:
+    def _no_speech(self) -> list[str]:
+        if (
+            not self._complete
+            or self._has_chunks
+            or not self._detects
+            or not self._recording.seconds
+        ):
             return []
         loudest = "it is silent"
         if self._loudest:

@@ -20,9 +20,9 @@ from galley.speech.segmenter import VAD_FRAME, SpeechSegment, SpeechSegmenter, V
 
 _OVERLAP_SECONDS: Final = 3.0
 """Overlap of chunks that are cut without a pause: a few words, so that transcripts can be joined."""
-_UNHEARD: Final = 0.6 * SAMPLE_RATE
+_LEAST_LEFT: Final = 0.6 * SAMPLE_RATE
 """Samples of speech that may follow a segment's last timestamp, which is rarely exact."""
-_UNBEGUN: Final = 0.25 * SAMPLE_RATE
+_LEAST_DONE: Final = 0.25 * SAMPLE_RATE
 """Samples of speech before the last timestamp that are too few for a whole word."""
 _ONSET: Final = 2 * VAD_FRAME
 """Samples by which the detector is typically late at the start of speech."""
@@ -88,18 +88,18 @@ class AudioChunk:
 
         return place(start), place(end)
 
-    def unheard_from(self, seconds: float) -> float | None:
+    def untranscribed_from(self, seconds: float) -> float | None:
         """Return where the chunk's speech continues after a time in it; None if too little speech follows.
 
         Args:
             seconds: end of the transcribed audio, in seconds of the chunk.
         """
-        heard, offset = seconds * SAMPLE_RATE, 0
+        transcribed, offset = seconds * SAMPLE_RATE, 0
         for segment in self.segments:
             begin, end = offset + segment.lead, offset + segment.end - segment.start
-            left = end - segment.tail - max(heard, begin)
-            if left >= _UNHEARD or (heard <= begin and left > 0):
-                return (heard if heard >= begin + _UNBEGUN else offset) / SAMPLE_RATE
+            left = end - segment.tail - max(transcribed, begin)
+            if left >= _LEAST_LEFT or (transcribed <= begin and left > 0):
+                return (transcribed if transcribed >= begin + _LEAST_DONE else offset) / SAMPLE_RATE
             offset = end
         return None
 

@@ -76,7 +76,7 @@ class DecodeWorker:
                 if ready == self._woken:
                     self._reap()
                 elif ready in self._died:
-                    self._tell(ready)
+                    self._report_end(ready)
                 elif not self._take():
                     self._poll.unregister(self._control)
                     serving = False
@@ -133,7 +133,7 @@ class DecodeWorker:
                 else:
                     answers.close()
 
-    def _tell(self, number: int) -> None:
+    def _report_end(self, number: int) -> None:
         answers, died = self._died.pop(number)
         self._poll.unregister(number)
         with answers, suppress(OSError):  # the other side may have closed the socket
@@ -173,13 +173,13 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             channel=job.channel,
         ) as recording:
             _send(answers, Opened(recording.duration, recording.channels))
-            heard = 0.0
+            counted = 0.0
             for block in recording:
                 _send_samples(answers, block)
                 # Not for every block, because the kernel rounds up to a whole tick each time.
-                if (more := recording.seconds - heard) > 1:
+                if (more := recording.seconds - counted) > 1:
                     _earn(more * _EARNED, job.seconds)
-                    heard += more
+                    counted += more
             _send(answers, Done(recording.warnings))
     except RequestError as error:
         _send(answers, Refused(str(error), error.param, isinstance(error, AudioTooLong)))

@@ -58,8 +58,13 @@ MOST: Final = 64
 class Audio(Protocol):
     """The interface that transcription needs from a recording."""
 
-    duration: float | None
-    warnings: list[str]
+    @property
+    def duration(self) -> float | None:
+        """The duration in seconds that the recording states."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong with the recording, as far as it was read."""
 
     @property
     def seconds(self) -> float:

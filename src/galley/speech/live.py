@@ -384,11 +384,11 @@ class LiveSession:
             utterance.turn, agreement.interim, self.language or "", first=not agreement.final
         )
         self._text.set_interim(utterance.turn, interim)
-        self._tell_pause(
+        self._report_pause(
             utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
         )
 
-    def _tell_pause(self, utterance: Utterance, text: str) -> None:
+    def _report_pause(self, utterance: Utterance, text: str) -> None:
         """Report that all of the speech before a silence is transcribed."""
         silence = self._endpointer.silence_start
         if not self._options.pauses or utterance is not self._open or silence is None:

@@ -14,7 +14,7 @@ from galley.speech.options import LiveOptions
 from galley.speech.pcm import Coding, PcmStream
 from galley.types import EngineRequest
 
-Tell = Callable[[Sequence[LiveEvent]], Awaitable[None]]
+OnEvents = Callable[[Sequence[LiveEvent]], Awaitable[None]]
 
 
 class LiveStream:
@@ -23,8 +23,8 @@ class LiveStream:
     Args:
         engine: runs the session's requests.
         session: used by this stream alone.
-        tell: awaited with new events, in order.
-        patience: how many seconds :meth:`append` waits for an engine that is behind.
+        on_events: awaited with new events, in order.
+        timeout: how many seconds :meth:`append` waits for an engine that is behind.
 
     Attributes:
         seconds: seconds of audio received so far.
@@ -36,13 +36,13 @@ class LiveStream:
         engine: OpenCall,
         session: LiveSession,
         *,
-        tell: Tell,
-        patience: float,
+        on_events: OnEvents,
+        timeout: float,
     ) -> None:
         self._engine = engine
         self._session = session
-        self._tell = tell
-        self._patience = patience
+        self._on_events = on_events
+        self._timeout = timeout
         self._pcm = PcmStream("s16le", 24_000)
         self._session_lock = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -68,18 +68,18 @@ class LiveStream:
         """Feed the stream's next audio. Waits while the engine is behind.
 
         Raises:
-            Unavailable: the engine was behind for ``patience`` seconds.
+            Unavailable: the engine was behind for ``timeout`` seconds.
         """
         for block in self._pcm.feed(data):
             while not self._session.has_room:
                 self._answered.clear()
                 try:
-                    async with asyncio.timeout(self._patience):
+                    async with asyncio.timeout(self._timeout):
                         await self._answered.wait()
                 except TimeoutError:
                     raise Unavailable(
-                        f"transcription is behind and has accepted no audio for {self._patience:g} s",
-                        retry_after=self._patience,
+                        f"transcription is behind and has accepted no audio for {self._timeout:g} s",
+                        retry_after=self._timeout,
                     ) from None
             await self._feed(block)
 
@@ -88,14 +88,14 @@ class LiveStream:
         await self._feed(self._pcm.flush())
         async with self._session_lock:
             self._session.commit()
-            await self._tell(self._session.events())
+            await self._on_events(self._session.events())
         self._changed.set()
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
         """End a turn that has paused; see :meth:`LiveSession.end_after`."""
         async with self._session_lock:
             self._session.end_after(turn, silence_ms)
-            await self._tell(self._session.events())
+            await self._on_events(self._session.events())
         self._changed.set()
 
     @property
@@ -113,7 +113,7 @@ class LiveStream:
         async with self._session_lock:
             self._pcm.flush()
             self._session.clear()
-            await self._tell(self._session.events())
+            await self._on_events(self._session.events())
 
     async def settled(self) -> None:
         """Wait until all committed turns are transcribed."""
@@ -131,20 +131,20 @@ class LiveStream:
             self._changed.clear()
             async with self._session_lock:
                 request = await asyncio.to_thread(self._session.request)
-                await self._tell(self._session.events())
+                await self._on_events(self._session.events())
             if request is None:
                 await self._changed.wait()
                 continue
-            await self._ask(request)
+            await self._run_request(request)
             self._answered.set()
 
-    async def _ask(self, request: EngineRequest) -> None:
-        [stream] = await self._engine.submit_patiently([request])
+    async def _run_request(self, request: EngineRequest) -> None:
+        [stream] = await self._engine.submit_when_room([request])
         try:
             async for output in stream:
                 async with self._session_lock:
                     self._session.take(output)
-                    await self._tell(self._session.events())
+                    await self._on_events(self._session.events())
         finally:
             stream.cancel()
 
@@ -153,5 +153,5 @@ class LiveStream:
         self.received = time.monotonic()
         async with self._session_lock:
             await asyncio.to_thread(self._session.feed, block)
-            await self._tell(self._session.events())
+            await self._on_events(self._session.events())
         self._changed.set()

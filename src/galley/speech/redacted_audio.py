@@ -10,8 +10,9 @@ import numpy as np
 
 from galley.errors import RequestError
 from galley.files import complete_or_absent
-from galley.speech.audio import SAMPLE_RATE, Samples
+from galley.speech.audio import SAMPLE_RATE
 from galley.speech.decoder import Audio
+from galley.speech.non_speech import silenced
 from galley.speech.redaction import Passage
 
 _LEAST_SECONDS: Final = 0.02
@@ -39,21 +40,10 @@ def write_redacted(recording: Audio, passages: Sequence[Passage], target: Path) 
             output.setframerate(SAMPLE_RATE)
             position = 0
             for block in recording:
-                clean = _without(block, position, passages)
+                clean = silenced(block, position, [(one.start, one.end) for one in passages])
                 output.writeframes(np.clip(clean * 32_768, -32_768, 32_767).astype("<i2").tobytes())
                 position += len(block)
         _check_located(passages, position / SAMPLE_RATE)
-
-
-def _without(block: Samples, position: int, passages: Iterable[Passage]) -> Samples:
-    """Return the samples from ``position`` on, without those of the passages."""
-    clean = block.copy()
-    for passage in passages:
-        start = max(0, int(passage.start * SAMPLE_RATE) - position)
-        end = min(len(block), int(passage.end * SAMPLE_RATE) + 1 - position)
-        if start < end:
-            clean[start:end] = 0.0
-    return clean
 
 
 def _check_located(passages: Iterable[Passage], seconds: float) -> None:

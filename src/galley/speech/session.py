@@ -17,11 +17,11 @@ from galley.errors import EngineError, RequestError
 from galley.service.speech_requests import align_request, transcribe_requests
 from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
-from galley.speech.doubts import Doubts
 from galley.speech.fallback import Answer, Attempt, choose, likeliest
 from galley.speech.features import HOP, SAMPLE_RATE, encoder_input, rest_of
 from galley.speech.hallucination import find_invented
 from galley.speech.languages import UNSPACED
+from galley.speech.low_confidence import LowConfidence
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.part import ChunkJob, Part
@@ -88,7 +88,7 @@ class Session:
         self._numbers = itertools.count()
         self._segment_ids = itertools.count()
         self._ended = False
-        self._doubts = Doubts(tokens.info.name, tokens.speech.low_confidence)
+        self._low_confidence = LowConfidence(tokens.info.name, tokens.speech.low_confidence)
         self._context: list[int] = []
         """Tokens of the text that conditions the next chunk."""
         prompt = options.prompt.strip()
@@ -164,9 +164,9 @@ class Session:
         job.settle()
         self._start_jobs()
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return the warnings about chunks with a low mean token probability; empty if there are none."""
-        return self._doubts.warnings()
+        return self._low_confidence.warnings()
 
     def segments(self) -> list[Segment]:
         """Return the segments that have become final since the last call, in order.
@@ -261,7 +261,7 @@ class Session:
         self._read(job, part, best)
         if part.decoded:
             start = job.time(part, part.decoded[0].start)
-            self._doubts.add(start, best.avg_logprob)
+            self._low_confidence.add(start, best.avg_logprob)
         if not (self._options.aligns_words and part.decoded):
             part.segments = self._segments(job, part, None)
             self._go_on(job, part)
@@ -333,7 +333,7 @@ class Session:
             part.rest = None
             if cut.resume is not None:
                 resume = part.start + cut.resume
-                rest = job.chunk.unheard_from(resume)
+                rest = job.chunk.untranscribed_from(resume)
                 part.rest = None if rest is None else max(rest, resume)
         if words:
             job.speech_end = part.start + words[-1][-1].end
@@ -359,7 +359,7 @@ class Session:
             return None
         if self._options.speech is None and not heard.goes_on:
             return None
-        rest = job.chunk.unheard_from(part.start + heard.until)
+        rest = job.chunk.untranscribed_from(part.start + heard.until)
         return None if rest is None or rest < part.start + LEAST_STEP else rest
 
     def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[list[Word]]:

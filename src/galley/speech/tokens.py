@@ -265,10 +265,10 @@ class SpeechTokens:
         if text and not dropped and (start < seconds or not timed):
             segments.append(_segment(start, seconds, text))
             until = None
-        kept = [segment for segment in segments if self._says_something(segment.tokens)]
+        kept = [segment for segment in segments if self._has_text(segment.tokens)]
         return Transcript(kept, until, dropped or row[-2:] == [True, True])
 
-    def _says_something(self, tokens: Sequence[int]) -> bool:
+    def _has_text(self, tokens: Sequence[int]) -> bool:
         """Return whether the text has a letter or a digit: a model may transcribe noise as a full stop."""
         return any(character.isalnum() for character in self.text(tokens))
 

@@ -1,7 +1,7 @@
 """``galley.Transcriber``: recordings and live audio to text, with the engine in the caller's process."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -24,6 +24,7 @@ from galley.speech.diarize.options import DiarizeOptions
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
+from galley.speech.non_speech import Silenced, Times
 from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.results import Info, Segment
 from galley.speech.session import Session
@@ -98,6 +99,7 @@ class Transcriber(Closable):
         max_seconds: float | None = None,
         track: int | None = None,
         channel: int | None = None,
+        silent: Sequence[Times] = (),
     ) -> "Transcription":
         """Start transcribing a recording; iterate over the result to get its segments.
 
@@ -111,6 +113,7 @@ class Transcriber(Closable):
             max_seconds: longer recordings are rejected.
             track: the file's audio track to transcribe, counted from 1; default: the file's own default.
             channel: the track's channel to transcribe, counted from 1; default: all channels, mixed.
+            silent: passages in seconds that count as silence, such as those of ``find_sounds``.
 
         Raises:
             AudioError: the recording cannot be read.
@@ -158,6 +161,8 @@ class Transcriber(Closable):
         else:  # samples from the caller, without a container
             samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        if silent:
+            recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
     def open(
@@ -185,6 +190,7 @@ class Transcriber(Closable):
         track: int | None = None,
         channel: int | None = None,
         models: Path | None = None,
+        silent: Sequence[Times] = (),
     ) -> Diarization:
         """Find out who speaks when in a recording, without transcribing it.
 
@@ -193,6 +199,7 @@ class Transcriber(Closable):
             options: the number of speakers, and known ones.
             raw, track, channel: as for :meth:`transcribe`.
             models: folder with the networks; default: the bundled ones.
+            silent: passages in seconds that count as silence.
 
         Raises:
             AudioError: the recording cannot be read.
@@ -201,6 +208,8 @@ class Transcriber(Closable):
         """
         diarizer = load_diarizer(models)
         recording = self.open(source, raw=raw, track=track, channel=channel)
+        if silent:
+            recording = Silenced(recording, silent)
         return diarizer(recording, options or DiarizeOptions(), self._decoder.open)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":

@@ -8,11 +8,11 @@ from galley.errors import RequestError
 Messages = list[dict[str, Any]]
 
 _FIRST: Final = "galley_first"
-_ASKED: Final = "galley_asked"
+_USER: Final = "galley_asked"
 _LATE: Final = "galley_late"
 _PROBE: Final[Messages] = [
     {"role": "system", "content": _FIRST},
-    {"role": "user", "content": _ASKED},
+    {"role": "user", "content": _USER},
     {"role": "assistant", "content": "x"},
     {"role": "system", "content": _LATE},
     {"role": "user", "content": "x"},
@@ -34,7 +34,7 @@ def takes_late(render: Callable[[Messages], str]) -> bool:
         prompt = render(_PROBE)
     except RequestError:
         return False
-    places = [prompt.find(text) for text in (_FIRST, _ASKED, _LATE)]
+    places = [prompt.find(text) for text in (_FIRST, _USER, _LATE)]
     return -1 not in places and places == sorted(places)
 
 

@@ -15,7 +15,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.text.byte_alphabet import BYTE_OF_CHAR
 from galley.text.tokenizer_files import TOKENIZER_FILE, TokenizerParts, read_tokenizer
 from galley.text.tokenizer_library import (
-    own_errors,
+    library_errors,
     replace_surrogates,
 )
 
@@ -110,7 +110,7 @@ class Tokenizer:
         if self.own_steps:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has custom steps ({', '.join(self.own_steps)}); for speech "
-                "models, Galley supports only Whisper's normaliser and pre-tokeniser"
+                "models, Galley supports only Whisper's normalizer and pre-tokenizer"
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:
@@ -218,7 +218,7 @@ class Tokenizer:
             encoding = self._encoded(text, False)
             if len(encoding) > room:
                 encoding.truncate(room)
-            with own_errors():
+            with library_errors():
                 cut.append(self._inner.post_process(encoding, None, True).ids)
         return cut
 
@@ -258,7 +258,7 @@ class Tokenizer:
                 left = self._encoded(first, False)  # truncating changes it
                 left.truncate(lengths[0])
                 right.truncate(lengths[1])
-            with own_errors():
+            with library_errors():
                 both = self._inner.post_process(left, right, True)
             typed = self._types_pairs and 1 in both.type_ids
             pairs.append((both.ids, both.type_ids.index(1) if typed else 0))
@@ -266,7 +266,7 @@ class Tokenizer:
 
     def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         texts = [replace_surrogates(text)]
-        with own_errors():
+        with library_errors():
             # Unlike encode and decode, the batched calls release the GIL.
             return self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0]
 
@@ -283,7 +283,7 @@ class Tokenizer:
     def encode_plain(self, text: str) -> list[int]:
         """Encode ``text`` with no token added or recognized: ``<s>`` is three characters here."""
         text = replace_surrogates(text)
-        with own_errors():
+        with library_errors():
             if self._normalizer is not None:
                 text = self._normalizer.normalize_str(text)
             words = [text]
@@ -303,7 +303,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode ``ids``; unknown ids have no text, bytes that are not UTF-8 become U+FFFD."""
-        with own_errors():
+        with library_errors():
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token: int) -> str | None:

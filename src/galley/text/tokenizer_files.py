@@ -14,7 +14,7 @@ from galley.formats.json_file import is_there, read_file
 from galley.formats.sentence_config import read_sentence_config
 from galley.text.declared_tokens import Declared, read_declared
 from galley.text.gguf_tokenizer import HUGGINGFACE_KEY, named_tokens, read_metadata, read_text
-from galley.text.tokenizer_library import declare_special, is_the_librarys
+from galley.text.tokenizer_library import declare_special, is_library_error
 from galley.text.tokenizer_steps import Steps
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -79,7 +79,7 @@ def _of_json(data: bytes, declared: Declared, path: Path) -> TokenizerParts:
         steps = Steps.read(data)
         inner = tokenizers.Tokenizer.from_buffer(data)
     except BaseException as error:
-        if not is_the_librarys(error):
+        if not is_library_error(error):
             raise
         raise CheckpointError(f"is not a tokenizer: {error}", file=str(path)) from error
     inner.no_truncation()

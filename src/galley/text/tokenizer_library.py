@@ -20,7 +20,7 @@ def replace_surrogates(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
-def is_the_librarys(error: BaseException) -> bool:
+def is_library_error(error: BaseException) -> bool:
     """Return whether the Rust library raised the error.
 
     It raises bare exceptions, or panics, which are not subclasses of Exception.
@@ -29,12 +29,12 @@ def is_the_librarys(error: BaseException) -> bool:
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
+def library_errors() -> Iterator[None]:
     """Turn errors of the library into RequestError, because its steps are the checkpoint's."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, MemoryError) or not is_the_librarys(error):
+        if isinstance(error, MemoryError) or not is_library_error(error):
             raise
         raise RequestError(
             f"the model's tokenizer failed on this text: {str(error)[:_LONGEST_REASON]}"

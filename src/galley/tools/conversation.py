@@ -99,7 +99,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                 f"tool_choice is {self.named!r}, which is not one of the tools", param="tool_choice"
             )
 
-    def headed_by(self, system_prompt: str) -> "Conversation":
+    def with_system_prompt(self, system_prompt: str) -> "Conversation":
         """Prepend a system message, unless there is one already or ``system_prompt`` is empty."""
         if not system_prompt or any(m.get("role") in _SYSTEM_ROLES for m in self.messages):
             return self

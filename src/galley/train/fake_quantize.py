@@ -25,15 +25,15 @@ def on_grid(scheme: Scheme) -> Rounding:
     return lambda name, values: nearest(name, values, scheme)
 
 
-def at_load(quantize: str, dtype: WeightType) -> Rounding:
+def at_load(weight_dtype: str, dtype: WeightType) -> Rounding:
     """Return the rounding of a dense checkpoint by ``--weight-dtype`` (:mod:`galley.quant.rtn`).
 
     Args:
-        quantize: "int8" or "int4".
+        weight_dtype: "int8" or "int4".
         dtype: type of the tensors in the checkpoint ("BF16", "F16", "F32"), to which values are rounded
             first.
     """
-    rounds: Quantize = quantize_int8 if quantize == "int8" else quantize_int4
+    rounds: Quantize = quantize_int8 if weight_dtype == "int8" else quantize_int4
     return lambda name, values: rounds(as_dense(name, dtype, values))
 
 

@@ -26,7 +26,7 @@ from galley.settings.engine import EngineSettings
 from galley.train.fake_quantize import Rounding, at_load, on_grid
 from galley.train.student import Student, begin, read_parameters
 from galley.train.teacher import TeacherCache
-from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, Trainer, fingerprint
+from galley.train.trainer import AdamW, Example, Loss, MakeOptimizer, Options, Trainer, fingerprint
 
 _STATE_FOLDER: Final = ".galley-train"
 _SMOOTH: Final = 0.95
@@ -88,13 +88,13 @@ class Task:
 
 
 def qat_student(
-    model: Model, quantize: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
+    model: Model, weight_dtype: str, *, scheme: Scheme | None, ignore: Sequence[str] = ()
 ) -> Student:
     """Return a student that computes with the values that its matrices will have as integers.
 
     Args:
         model: a model with dense weights.
-        quantize: "int8" or "int4".
+        weight_dtype: "int8" or "int4".
         scheme: scheme of the linear layers' integers in the checkpoint; None: the checkpoint has floats,
             and all matrices become integers when it is served with ``--weight-dtype``.
         ignore: parts of names of layers that stay floats; only with a scheme.
@@ -107,7 +107,7 @@ def qat_student(
     config = dict(model.checkpoint.config)
     if scheme is None:
         roundings = {
-            name: at_load(quantize, types[name]) for name in sorted(model.program.matrices)
+            name: at_load(weight_dtype, types[name]) for name in sorted(model.program.matrices)
         }
         return Student(config, model.program, parameters, types, roundings)
     linears = linear_weights(model.program)
@@ -132,7 +132,7 @@ def train(
     options: Options,
     out: Path,
     progress: Progress,
-    make_optimiser: MakeOptimiser = AdamW,
+    make_optimizer: MakeOptimizer = AdamW,
 ) -> Report:
     """Train a student and write its checkpoint; one text in eight is held out for measurement.
 
@@ -142,7 +142,7 @@ def train(
         options: how to train.
         out: a new folder, or one in which an equal run was interrupted.
         progress: displays the progress.
-        make_optimiser: creates the optimizer of the parameters.
+        make_optimizer: creates the optimizer of the parameters.
 
     Raises:
         SettingsError: the folder holds something else.
@@ -171,7 +171,7 @@ def train(
     held_out = _within(texts, list(range(0, len(texts), HELD_OUT)), _MEASURED_TOKENS)
     training = [i for i in range(len(texts)) if i % HELD_OUT] or held_out
     before = _first_loss(state, task.student, examples, cache, options, held_out)
-    trainer = Trainer(task.student, examples, cache, options, state, make_optimiser)
+    trainer = Trainer(task.student, examples, cache, options, state, make_optimizer)
     with progress("steps", options.steps, done=trainer.step) as bar:
         trainer.run(training, _shown(bar))
     after = trainer.loss(held_out)
@@ -278,7 +278,7 @@ def _digest(task: Task, examples: Sequence[Example], options: Options) -> str:
         student.update(values.detach().cpu().numpy().tobytes())
     known: Mapping[str, Any] = {
         "teacher": task.teacher.checkpoint.state(),
-        "quantize": [task.settings.quantize, task.serve.quantize],
+        "weight_dtype": [task.settings.weight_dtype, task.serve.weight_dtype],
         "config": dict(task.student.config),
         "rounded": sorted(task.student.roundings),
         "student": student.hexdigest(),

@@ -63,7 +63,7 @@ def encoder(form: AudioFormat, rate: int) -> Encoder:
     return _Pcm(rate) if form == "pcm" else _Compressed(form, rate)
 
 
-def telephone(form: str, rate: int) -> Encoder:
+def telephony_encoder(form: str, rate: int) -> Encoder:
     """Return an encoder for one of the formats of live audio.
 
     Args:

@@ -119,7 +119,7 @@ class Forecaster:
         )
 
     def _sizes_of(self, candidate: Candidate) -> ModelSizes:
-        own = self._model.options.quantize
+        own = self._model.options.weight_dtype
         weights = candidate.weight_dtype if candidate.weight_dtype != "auto" else own
         weights = weights if weights in WEIGHT_DTYPES else "int8"
         kv = candidate.kv_dtype if candidate.kv_dtype != "auto" else "bfloat16"

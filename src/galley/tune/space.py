@@ -41,7 +41,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
     def settings(self, base: EngineSettings) -> EngineSettings:
         """Return the engine's settings. Raises SettingsError if they contradict each other."""
         changes: dict[str, Any] = dict(self.values)
-        changes["quantize"] = changes.pop("weight_dtype")
+        changes["weight_dtype"] = changes.pop("weight_dtype")
         return dataclasses.replace(base, **changes)
 
     def __str__(self) -> str:

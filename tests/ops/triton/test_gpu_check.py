@@ -60,17 +60,17 @@ def test_mxfp4_needs_experts(
 
 
 @pytest.mark.parametrize(
-    ("shape", "quantize"),
+    ("shape", "weight_dtype"),
     [*(("llama-8b", kind) for kind in ("bf16", "int4", "int8")), ("gpt-oss-20b", "mxfp4")],
 )
-def test_random_weights_are_those_of_the_shape(shape: str, quantize: str) -> None:
+def test_random_weights_are_those_of_the_shape(shape: str, weight_dtype: str) -> None:
     small = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 64}
     config = {**gpu_check.SHAPES[shape].config, **small}
     program = build_program(
         config | ({"num_local_experts": 4} if "num_local_experts" in config else {})
     )
-    weights = RandomWeights(program, kinds_of(program, quantize))
-    assert any(weights.info(name).kind.name == quantize for name in weights)
+    weights = RandomWeights(program, kinds_of(program, weight_dtype))
+    assert any(weights.info(name).kind.name == weight_dtype for name in weights)
     for name in weights:
         assert weights[name].shape == program.shapes[name]
         assert weights[name].kind == weights.info(name).kind

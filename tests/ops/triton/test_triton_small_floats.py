@@ -55,7 +55,7 @@ def memory_of(folder: Path, **changes: Any) -> ExecutorMemory:
 def test_a_checkpoint_stays_fp8(block: tuple[int, int] | None, kept: str, tmp_path: Path) -> None:
     plain, folder = make_checkpoint(tmp_path / "plain", "llama", **SHAPE), tmp_path / "made"
     write_fp8(plain, folder, block)
-    memory, floats = memory_of(folder), memory_of(folder, quantize="float32")
+    memory, floats = memory_of(folder), memory_of(folder, weight_dtype="float32")
     assert kept in memory.kinds
     assert memory.weights < 0.5 * floats.weights
     ids = random_ids(1, 20)
@@ -74,7 +74,7 @@ def test_other_executors_and_types_read_floats(tmp_path: Path) -> None:
         return str(model.weights.info(name).kind)
 
     assert kind("gpu") == "fp8 (group 128, F32 scales)"
-    assert kind("gpu", quantize="int8") == kind("cpu") == kind("reference") == "float32"
+    assert kind("gpu", weight_dtype="int8") == kind("cpu") == kind("reference") == "float32"
 
 
 @pytest.mark.parametrize("dtype", TYPES)

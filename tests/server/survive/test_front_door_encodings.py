@@ -15,7 +15,7 @@ from tests.server.conftest import CONTEXT
 from tests.server.raw import CHAT
 from tests.server.refusals import error_of
 from tests.server.serving import Server
-from tests.speech.recordings import CALL
+from tests.speech.recordings import brief
 
 pytestmark = pytest.mark.xdist_group("server_front_door_encodings")
 
@@ -77,7 +77,7 @@ def test_a_compressed_body_is_what_it_stands_for(
 def test_forms_may_be_compressed(
     http: httpx.Client, coding: str, packed: Callable[[bytes], bytes]
 ) -> None:
-    files = {"file": ("call.wav", CALL.read_bytes())}
+    files = {"file": ("call.wav", brief())}
     request = http.build_request(
         "POST", "/v1/audio/transcriptions", data={"model": "hearing"}, files=files
     )

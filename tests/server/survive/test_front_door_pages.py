@@ -12,7 +12,7 @@ from tests.server.conftest import CONTEXT
 from tests.server.openapi import PAGE
 from tests.server.refusals import error_of
 from tests.server.serving import Server
-from tests.speech.recordings import CALL
+from tests.speech.recordings import brief
 
 pytestmark = pytest.mark.xdist_group("server_front_door_pages")
 
@@ -75,7 +75,7 @@ def test_no_route_takes_a_form_of_a_foreign_page(
 def test_pages_of_this_machine_and_named_ones_may_send_recordings(
     http: httpx.Client, headers: dict[str, str]
 ) -> None:
-    files = {"file": ("call.wav", CALL.read_bytes())}
+    files = {"file": ("call.wav", brief())}
     answer = http.post(
         "/v1/audio/transcriptions", data={"model": "hearing"}, files=files, headers=headers
     )

@@ -15,11 +15,11 @@ from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.key_files import KeyFile, bearer, complete, hashed, key_of
 from tests.server.live_client import LiveClient
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.openapi import PAGE
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
-from tests.speech.recordings import CALL
+from tests.speech.recordings import brief
 
 pytestmark = pytest.mark.xdist_group("server_keys")
 
@@ -60,8 +60,8 @@ def expected(server: Server) -> str:
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
-    with Neighbour(server, expected, **bearer(key_of("first"))) as running:
+def neighbor(server: Server, expected: str) -> Iterator[Neighbor]:
+    with Neighbor(server, expected, **bearer(key_of("first"))) as running:
         yield running
 
 
@@ -172,9 +172,9 @@ def test_another_tenants_prefix_is_not_shared(server: Server) -> None:
         before = server.metrics("tiny", **bearer(key_of("first")))[hits]
         answer = complete(server, tenant, [7] * 160, max_tokens=1, **fields)
         after = server.metrics("tiny", **bearer(key_of("first")))[hits]
-        told: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert told == after - before
-        return told
+        reported: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert reported == after - before
+        return reported
 
     assert cached("first") == 0
     assert cached("first") > 0
@@ -199,7 +199,7 @@ def test_limits_hold_for_audio_before_it_is_read(server: Server) -> None:
         return httpx.post(
             f"{server.url}/v1/audio/transcriptions",
             data={"model": "hearing"},
-            files={"file": CALL.read_bytes()},
+            files={"file": brief()},
             headers=bearer(key_of("one")),
             timeout=60,
         )
@@ -223,9 +223,9 @@ def test_limits_hold_for_audio_before_it_is_read(server: Server) -> None:
     running = "galley_tenant_requests_running{tenant=one}"
     until(lambda: server.metrics("tiny", **bearer(key_of("first")))[running] == 0)
     assert transcribe().status_code == 200
-    told = server.metrics("tiny", **bearer(key_of("first")))
-    assert told["galley_tenant_tokens_total{kind=generated,tenant=one}"] > 0
-    assert told[running] == 0
+    reported = server.metrics("tiny", **bearer(key_of("first")))
+    assert reported["galley_tenant_tokens_total{kind=generated,tenant=one}"] > 0
+    assert reported[running] == 0
 
 
 @pytest.mark.parametrize("name", ["x - at `$.y", "x` - at `$.y", "x - at `$"])

@@ -15,7 +15,7 @@ import pytest
 
 from tests.formats.damage import CONFIG, INDEX, NORM, WEIGHTS, add_token, changed, changed_header
 from tests.server.conftest import ADMIN_KEY, CONTEXT
-from tests.server.neighbour import alone
+from tests.server.neighbor import alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 from tests.thorough import THOROUGH
@@ -226,7 +226,7 @@ def packed(model: Path, tmp_path: Path) -> tuple[str, bytearray, Path]:
 
 def packing_server(model: Path, folder: Path) -> Server:
     environ = {"GALLEY_CACHE_DIR": str(folder / "cache")}
-    settings = {"quantize": "bf16", "threads": 1, "kv_cache_tokens": 4 * CONTEXT}
+    settings = {"weight_dtype": "bf16", "threads": 1, "kv_cache_tokens": 4 * CONTEXT}
     return Server(model, folder / "log", environ=environ, **settings)  # type: ignore[arg-type]
 
 

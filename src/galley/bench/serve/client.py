@@ -108,7 +108,7 @@ class Client:
             async with asyncio.timeout(self._timeout):
                 connection = await self._connection()
                 try:
-                    await connection.ask(request, reader)
+                    await connection.exchange(request, reader)
                 except BaseException:
                     connection.close()
                     raise
@@ -160,7 +160,7 @@ class _Connection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self._now = 0.0
 
-    async def ask(self, request: bytes, reader: Reader) -> None:
+    async def exchange(self, request: bytes, reader: Reader) -> None:
         """Write a request; return when its response is complete."""
         if self._transport is None or self.closed:
             raise CallFailed("connection lost", "the server closed it before the request")

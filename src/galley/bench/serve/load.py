@@ -151,14 +151,14 @@ async def _quiet() -> AsyncIterator[None]:
     gc.collect()
     gc.disable()
     try:
-        with _before_others():
+        with _raised_priority():
             yield
     finally:
         gc.enable()
 
 
 @contextlib.contextmanager
-def _before_others() -> Iterator[None]:
+def _raised_priority() -> Iterator[None]:
     """Run this thread as soon as it is ready (sched(7), SCHED_RR), where the user and the system allow it.
 
     Next to a server on the same cores, a lower niceness is not enough: a running thread keeps the core for

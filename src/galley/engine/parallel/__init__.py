@@ -6,6 +6,6 @@
       sampling                         memory
 
 ``graph/divide/`` has the programs. ``factory.py`` starts the ranks, ``executor.py`` is rank 0 and what the
-engine sees, ``rank.py`` the loop of the others, ``frames.py`` the messages between them, and ``cpus.py``
-where they run.
+engine sees, ``rank.py`` the loop of the others, ``links.py`` and ``frames.py`` have the messages between
+them, and ``cpus.py`` where they run.
 """

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from galley import _native
 from galley.engine.parallel.frames import (
     Allocate,
     Loaded,
@@ -26,6 +25,7 @@ from galley.formats.parts import Part, rows_of
 from galley.formats.weights import DenseWeight
 from galley.graph.divide import Divided
 from galley.ops.batch import Batch
+from galley.ops.communicator import Communicator, RankLost
 from galley.ops.executor import BlockAccess, Bytes, Executor, ExpertCounts, Submitted
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types.model_info import ExpertCosts, StepCosts
@@ -62,7 +62,7 @@ class ParallelExecutor:
         parts: Sequence[Divided],
         links: Sequence[RankLink],
         loaded: Sequence[Loaded],
-        shared: _native.Communicator,
+        shared: Communicator,
     ) -> None:
         self._own = own
         self._parts = parts
@@ -172,7 +172,7 @@ class ParallelExecutor:
         try:
             self._send(encode(step_of(batch)))
             return self._own.submit(batch, sampling)
-        except _native.RankLost as error:
+        except RankLost as error:
             raise self._reason() or EngineFailed(str(error)) from error
         except BaseException:
             self._shared.fail()  # the other ranks wait for this one

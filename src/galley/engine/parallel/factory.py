@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from galley import _native
 from galley.engine.parallel.cpus import cpus_of_ranks, run_on
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.links import RankLink, start_rank, waiting_for
 from galley.engine.parallel.rank import digest, options_of
-from galley.engine.parallel.shared import SLOT_BYTES, communicator, new_memory
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
+from galley.ops.communicator import SLOT_BYTES, communicator, memory_bytes, new_memory
 from galley.ops.executor import (
-    NO_EXPERTS,
     Executor,
     ExecutorFactory,
     ExecutorMemory,
@@ -29,8 +27,11 @@ from galley.ops.executor import (
 )
 from galley.settings.engine import EngineSettings
 
-PROCESS_BYTES: Final = 96 << 20
+PROCESS_BYTES: Final = 48 << 20
 """Bytes of a rank's process other than weights, keys and values, and buffers: Python and numpy."""
+
+_EXECUTORS: Final = ("cpu", "reference")
+"""Executors that can compute a part of a model."""
 
 
 class ParallelFactory:
@@ -56,7 +57,7 @@ class ParallelFactory:
         if options.ranks == 1:
             return self._base.memory(program, weights, options)
         each = [self._memory(part, weights, options) for part in self._parts(program, options)]
-        shared = _native.Communicator.bytes(options.ranks, SLOT_BYTES)
+        shared = memory_bytes(options.ranks, SLOT_BYTES)
         shared += PROCESS_BYTES * (options.ranks - 1)
         return dataclasses.replace(
             each[0],
@@ -66,7 +67,7 @@ class ParallelFactory:
             row=sum(one.row for one in each),
             scratch=sum(one.scratch for one in each) + shared,
             adapters=sum(one.adapters for one in each),
-            experts=_experts([one.experts for one in each]),
+            experts=ExpertMemory.of_ranks([one.experts for one in each]),
         )
 
     def __call__(self, program: Program, weights: Weights, options: ExecutorOptions) -> Executor:
@@ -145,17 +146,6 @@ class ParallelFactory:
         return [options.expert_cache_bytes // sum(slots) * slot for slot in slots]
 
 
-def _experts(each: Sequence[ExpertMemory]) -> ExpertMemory:
-    """Return the memory of all ranks, each of which has a part of every expert."""
-    if not each[0].experts:
-        return NO_EXPERTS
-    return each[0]._replace(
-        bytes=sum(one.bytes for one in each),
-        slot=sum(one.slot for one in each),
-        token=sum(one.token for one in each),
-    )
-
-
 def parallel_factory(
     base: ExecutorFactory, name: str, settings: EngineSettings, folder: Path
 ) -> ExecutorFactory:
@@ -172,7 +162,7 @@ def parallel_factory(
     """
     if settings.tensor_parallel == 1:
         return base
-    if name != "cpu":
+    if name not in _EXECUTORS:
         raise SettingsError(
             f"tensor_parallel is {settings.tensor_parallel}, but executor {name!r} computes models whole; "
             "leave it out, or use executor 'cpu'"

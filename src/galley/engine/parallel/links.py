@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from galley import _native
 from galley.engine.parallel.frames import (
     Block,
     Channel,
@@ -30,6 +29,7 @@ from galley.errors import (
     SettingsError,
     UnsupportedModel,
 )
+from galley.ops.communicator import Communicator
 
 _ERRORS = {
     "model": ModelError,
@@ -56,7 +56,7 @@ class RankLink:
         self,
         rank: int,
         connection: socket.socket,
-        shared: _native.Communicator,
+        shared: Communicator,
         wait: Callable[[], int],
     ) -> None:
         self._rank = rank
@@ -155,7 +155,7 @@ def start_rank(memory: int) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
     with theirs:
         child = subprocess.Popen(
             [
-                *(sys.executable, "-m", "galley.engine.parallel.rank"),
+                *(sys.executable, "-m", "galley.service.rank"),
                 *(str(theirs.fileno()), str(memory)),
             ],
             pass_fds=[theirs.fileno(), memory],

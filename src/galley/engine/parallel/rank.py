@@ -1,18 +1,13 @@
-"""The process of a rank: ``python -m galley.engine.parallel.rank SOCKET MEMORY``.
+"""What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
 
-SOCKET and MEMORY are the descriptors of the connection to rank 0 and of the shared memory. One thread reads
-frames, and the main thread computes steps. The process ends with the connection, so it cannot outlive rank
-0. Signals of terminals and service managers are for the server.
+One thread reads frames, and the main thread computes steps. ``service/rank.py`` is its process.
 """
 
 import dataclasses
 import gc
 import hashlib
-import os
 import queue
-import signal
 import socket
-import sys
 import threading
 import traceback
 from contextlib import suppress
@@ -21,7 +16,6 @@ from typing import Final, Protocol, cast
 
 import numpy as np
 
-from galley import _native
 from galley.engine.parallel.cpus import run_on
 from galley.engine.parallel.frames import (
     Allocate,
@@ -41,31 +35,26 @@ from galley.engine.parallel.frames import (
     adapter_of,
     batch_of,
 )
-from galley.engine.parallel.shared import communicator
 from galley.engine.read_model import read_model
 from galley.errors import DamagedWeights, GalleyError, ModelError, SettingsError
 from galley.graph.adapters import with_adapters
 from galley.graph.divide import Divided, divide
-from galley.observe import logs
 from galley.ops.choice import choose_executor
+from galley.ops.communicator import Communicator, RankLost, communicator
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions
 from galley.ops.sampling import SamplingBatch
 
 _NOTHING: Final = SamplingBatch()
 
 
-def main() -> None:
-    """Serve one connection until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
-    run(Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2]))
-    # Threads must not keep the process alive.
-    os._exit(0)
+def serve_rank(connection: socket.socket, memory: int) -> None:
+    """Load a part of the model and compute steps, until the connection closes or a rank fails.
 
-
-def run(channel: Channel, memory: int) -> None:
-    """Load a part of the model and compute steps, until the connection closes or a rank fails."""
+    Args:
+        connection: the connection to rank 0.
+        memory: the descriptor of the shared memory.
+    """
+    channel = Channel(connection)
     begin = channel.receive_at_rank()
     if begin is None:
         return
@@ -78,7 +67,7 @@ def run(channel: Channel, memory: int) -> None:
         serve(channel, executor, shared)
     except GalleyError as error:
         _fail(channel, shared, Failed(_kind(error), str(error)))
-    except _native.RankLost:
+    except RankLost:
         pass  # another rank has said why
     except BaseException as error:
         traceback.print_exc()
@@ -87,7 +76,7 @@ def run(channel: Channel, memory: int) -> None:
         channel.close()
 
 
-def _fail(channel: Channel, shared: _native.Communicator, reason: Failed) -> None:
+def _fail(channel: Channel, shared: Communicator, reason: Failed) -> None:
     with suppress(OSError):
         channel.send(reason)
     shared.fail()
@@ -101,7 +90,7 @@ def _kind(error: GalleyError) -> ErrorKind:
     return "settings" if isinstance(error, SettingsError) else "engine"
 
 
-def load(begin: Begin, shared: _native.Communicator) -> "LocalExecutor":
+def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
     """Load the part of a rank, of which only its rows are read.
 
     Raises:
@@ -126,7 +115,7 @@ def load(begin: Begin, shared: _native.Communicator) -> "LocalExecutor":
 def options_of(
     part: Divided,
     options: ExecutorOptions,
-    shared: _native.Communicator | None,
+    shared: Communicator | None,
     expert_cache_bytes: int,
 ) -> ExecutorOptions:
     """Return the options of a rank's executor, from those of the whole model's."""
@@ -149,7 +138,7 @@ class LocalExecutor(Executor, BlockAccess, Protocol):
     """An executor of this process."""
 
 
-def serve(channel: Channel, executor: LocalExecutor, shared: _native.Communicator) -> None:
+def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> None:
     """Say that the rank is loaded, and compute steps until rank 0 closes the connection.
 
     Raises:
@@ -194,7 +183,7 @@ def _read(
     inbox: "queue.SimpleQueue[ToRank | None]",
     executor: "LocalExecutor",
     packed: dict[int, object],
-    shared: _native.Communicator,
+    shared: Communicator,
 ) -> None:
     """Read frames into the inbox; pack adapters, and copy blocks, while the main thread computes."""
     try:
@@ -214,7 +203,3 @@ def _read(
     # Rank 0 is gone, which also ends waits for it in a step.
     shared.fail()
     inbox.put(None)
-
-
-if __name__ == "__main__":
-    main()

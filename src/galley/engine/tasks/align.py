@@ -36,7 +36,9 @@ class AlignTask(Task):
         """Return the number of the work's rows, all of which are needed."""
         return work.count
 
-    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+    def select_results(
+        self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch
+    ) -> None:
         """Remember the rows; the aligner's weights are returned in any case."""
         self._rows = rows
 

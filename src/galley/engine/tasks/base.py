@@ -72,7 +72,9 @@ class Task(ABC):
         return sequence.tokens[-1:]
 
     @abstractmethod
-    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+    def select_results(
+        self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch
+    ) -> None:
         """Request what the task needs from the selected ``rows`` of the step's logits."""
 
     @abstractmethod

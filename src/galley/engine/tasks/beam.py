@@ -54,7 +54,9 @@ class BeamTask(Task):
         """Return the last token of each hypothesis."""
         return [hypothesis.tokens[-1] for hypothesis in self.search.running]
 
-    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+    def select_results(
+        self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch
+    ) -> None:
         """Request the likeliest continuations of each hypothesis."""
         self._first = len(sampling.candidates)
         for row, hypothesis in zip(rows, self.search.running, strict=False):

@@ -97,16 +97,18 @@ class SampleTask(Task):
         """Return how many more tokens are allowed."""
         return self._most - len(sequence.tokens)
 
-    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+    def select_results(
+        self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch
+    ) -> None:
         """Request a draw from each selected row."""
         self._draw = len(sampling.rows)
         known = len(sequence.tokens)
         for i, row in enumerate(rows):
             sampling.draw(row, known + i, self._record)
         if self._details and rows:
-            self._ask_details(work.draft_tokens, sampling)
+            self._select_details(work.draft_tokens, sampling)
 
-    def _ask_details(self, draft_tokens: Ids[int], sampling: SamplingBatch) -> None:
+    def _select_details(self, draft_tokens: Ids[int], sampling: SamplingBatch) -> None:
         adjuster = self._adjuster
         if self._grammar is not None:
             masks = self._grammar.empty_masks(1 + len(draft_tokens))

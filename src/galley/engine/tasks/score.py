@@ -99,7 +99,9 @@ class ScoreTask(Task):
         """Return the last tokens of the other task."""
         return self._then.last_tokens(sequence)
 
-    def ask(self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch) -> None:
+    def select_results(
+        self, sequence: "Sequence", work: "Work", rows: range, sampling: SamplingBatch
+    ) -> None:
         """Request a log-probability for each prompt row, and the other task's results for the last rows."""
         after = sequence.computed + work.count
         first = after - len(rows)  # position of the first wanted row
@@ -114,7 +116,7 @@ class ScoreTask(Task):
             if first <= position < after:
                 sampling.logprobs.append(RowLogprob(rows[position - first], token, 0))
                 self._wants_no_speech = True
-        self._then.ask(
+        self._then.select_results(
             sequence, work, rows[len(rows) - self._then.wanted(sequence, work) :], sampling
         )
 

@@ -104,7 +104,9 @@ class _Divider:
         return Divided(self._rank, self._ranks, program, self._parts, self._adapted)
 
     def _divide(self, op: Op) -> None:
-        if op.name == "linear":
+        if op.name == "embed":
+            self._embed(op)
+        elif op.name == "linear":
             self._linear(op)
         elif op.name in ("attention", "encoder_attention"):
             self._attention(op)
@@ -214,6 +216,18 @@ class _Divider:
             self._parts[part.name] = part
             self._shapes[part.name] = (part.end - part.begin, *shape[1:])
         return tuple(part.name for part in parts)
+
+    def _embed(self, op: Op) -> None:
+        """Divide the table by its rows, as the output layer that may be the same matrix is divided."""
+        name = op.tensor("weight")
+        division = evenly(self._program.shapes[name][0], self._ranks)
+        if division is None:
+            self._emit(op, (), None)
+            return
+        weights = {"weight": self._rows(name, division[self._rank])}
+        ranks = tuple(count(ranges) for ranges in division)
+        part = dataclasses.replace(op, name="embed_part", weights=weights, attrs={"ranks": ranks})
+        self._emit(part, (), None, weights)
 
     def _linear(self, op: Op) -> None:
         inputs, wish = (self._whole(op.inputs[0]),), self._wishes[op.output]

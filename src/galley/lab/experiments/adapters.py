@@ -30,7 +30,7 @@ _OUTPUT: Final = 24
 def _run(lab: Lab) -> Finding:
     with tempfile.TemporaryDirectory() as at:
         adapters = _adapters(Path(at), with_adapters(lab.model.program))
-        room = {"quantize": "int8", "max_running": _SEQUENCES, "kv_cache_tokens": 4096}
+        room = {"weight_dtype": "int8", "max_running": _SEQUENCES, "kv_cache_tokens": 4096}
         plain = lab.engine(**room)
         adapted = lab.engine(**room, max_adapters=_SEQUENCES, adapter_rank=_RANK)
         none: list[Adapter | None] = [None] * _SEQUENCES

@@ -13,7 +13,7 @@ _CONTEXT: Final = 32
 
 
 def _run(lab: Lab) -> Finding:
-    bench = lab.bench(quantize="int8", kv_cache_tokens=BATCHES[-1] * 256)
+    bench = lab.bench(weight_dtype="int8", kv_cache_tokens=BATCHES[-1] * 256)
     sizes = lab.sizes("int8")
     steps = 16 if lab.quick else 48
 

@@ -25,7 +25,7 @@ def _run(lab: Lab) -> Finding:
     prompts = lab.prompts([_PROMPT] * count)
     engines = {
         policy: lab.engine(
-            quantize="int8",
+            weight_dtype="int8",
             batching=policy,
             batching_delay=0.0,
             max_running=_SEATS,

@@ -17,7 +17,10 @@ def _run(lab: Lab) -> Finding:
     sizes = (*_CHUNKS, prompt + _DECODING)
     engines = {
         chunk: lab.engine(
-            quantize="int8", max_batch_tokens=chunk, max_running=_DECODING + 1, kv_cache_tokens=8192
+            weight_dtype="int8",
+            max_batch_tokens=chunk,
+            max_running=_DECODING + 1,
+            kv_cache_tokens=8192,
         )
         for chunk in sizes
     }

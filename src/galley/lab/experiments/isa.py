@@ -18,7 +18,7 @@ def _run(lab: Lab) -> Finding:
     benches = {}
     for name in names:
         os.environ[ISA_VARIABLE] = name  # this process runs the experiment alone
-        benches[name] = lab.bench(quantize="int8", kv_cache_tokens=1024, weight_cache=False)
+        benches[name] = lab.bench(weight_dtype="int8", kv_cache_tokens=1024, weight_cache=False)
     prompt = lab.prompts([min(256, lab.context // 2)])[0]
 
     def rate(name: str) -> float:

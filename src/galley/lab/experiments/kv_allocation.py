@@ -22,7 +22,10 @@ def _run(lab: Lab) -> Finding:
     prompts = [int(n) for n in np.clip(random.lognormal(4.6, 0.8, count), 8, most // 2)]
     outputs = [int(n) for n in np.clip(random.lognormal(4.6, 0.8, count), 8, most // 4)]
     engine = lab.engine(
-        quantize="int8", max_running=_RUNNING, kv_cache_tokens=_RUNNING * most, max_model_len=most
+        weight_dtype="int8",
+        max_running=_RUNNING,
+        kv_cache_tokens=_RUNNING * most,
+        max_model_len=most,
     )
     requests = greedy(engine, lab.prompts(prompts), outputs)
     seen: list[tuple[float, int]] = []  # (time, blocks in use) of the steps with all seats taken

@@ -19,7 +19,7 @@ def _run(lab: Lab) -> Finding:
     batches = [lengths[i : i + _BATCH] for i in range(0, len(lengths), _BATCH)]
     padded = [max(batch) for batch in batches for _ in batch]
     wasted = 1 - sum(lengths) / sum(padded)
-    engine = lab.engine(quantize="int8", max_running=_BATCH, kv_cache_tokens=4096)
+    engine = lab.engine(weight_dtype="int8", max_running=_BATCH, kv_cache_tokens=4096)
 
     def seconds(wanted: list[int]) -> float:
         requests = greedy(engine, lab.prompts(wanted), [1] * len(wanted))

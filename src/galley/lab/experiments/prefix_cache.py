@@ -21,7 +21,7 @@ _CLAIMED: Final = 0.6
 
 def _run(lab: Lab) -> Finding:
     prompt = min(512, lab.context // 2)
-    engine = lab.engine(quantize="int8", prefix_cache=True, kv_cache_tokens=8192)
+    engine = lab.engine(weight_dtype="int8", prefix_cache=True, kv_cache_tokens=8192)
     draws = itertools.count()
 
     def ttft(share: float) -> float:

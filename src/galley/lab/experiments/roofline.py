@@ -17,7 +17,7 @@ _ASSUMED: Final = Shares()
 def _run(lab: Lab) -> Finding:
     sizes = lab.sizes("bf16")
     amount = min(max(sizes.step_weights, 1 << 20), 256 << 20)
-    settings = lab.with_(quantize="bf16")
+    settings = lab.with_(weight_dtype="bf16")
     prompt = min(512, lab.context // 2)
     work = Workload(
         prompt=prompt,

@@ -23,9 +23,9 @@ def _run(lab: Lab) -> Finding:
     kept: dict[str, _Gain] = {}
     same: list[bool] = []
     with (
-        LLM.from_settings(lab.with_(quantize="int8", kv_cache_tokens=4096)) as plain,
+        LLM.from_settings(lab.with_(weight_dtype="int8", kv_cache_tokens=4096)) as plain,
         LLM.from_settings(
-            lab.with_(quantize="int8", kv_cache_tokens=4096, speculation="prompt")
+            lab.with_(weight_dtype="int8", kv_cache_tokens=4096, speculation="prompt")
         ) as drafting,
     ):
         for task, talks in tasks.items():
@@ -76,11 +76,11 @@ def _picture(kept: Mapping[str, _Gain]) -> Curves:
                 name,
                 [100 * kept[task][1] for task in order],
                 [pick(kept[task]) for task in order],
-                colour,
+                color,
                 dots=True,
                 labels=order,
             )
-            for name, colour, pick in (("measured", 1, _median), ("predicted", 0, _bound))
+            for name, color, pick in (("measured", 1, _median), ("predicted", 0, _bound))
         ],
     )
 

@@ -15,7 +15,7 @@ def _run(lab: Lab) -> Finding:
     if cores == 1:
         raise UnsupportedModel("this process may use a single core: nothing to compare")
     counts = sorted({1, cores, 2 * cores, *(n for n in (2, 4, 8, 16, 32, 64) if n < cores)})
-    benches = {n: lab.bench(quantize="int8", threads=n, kv_cache_tokens=1024) for n in counts}
+    benches = {n: lab.bench(weight_dtype="int8", threads=n, kv_cache_tokens=1024) for n in counts}
     prompt = lab.prompts([min(256, lab.context // 2)])[0]
 
     def prefill(threads: int) -> float:
@@ -26,7 +26,7 @@ def _run(lab: Lab) -> Finding:
         return 1 / statistics.median(step.seconds for step in steps)
 
     scaling = lab.ratio(lambda: prefill(cores), lambda: prefill(1))
-    crowded = lab.ratio(lambda: decode(2 * cores), lambda: decode(cores))
+    oversubscribed = lab.ratio(lambda: decode(2 * cores), lambda: decode(cores))
     rates = {
         n: (
             statistics.median(prefill(n) for _ in range(lab.repeats)),
@@ -37,7 +37,7 @@ def _run(lab: Lab) -> Finding:
     return Finding(
         figures=[
             Figure(measured=scaling, predicted=float(cores)),
-            Figure(measured=crowded, predicted=1.0),
+            Figure(measured=oversubscribed, predicted=1.0),
         ],
         header=["threads", "prefill, tokens/s", "decode, tokens/s"],
         rows=[[str(n), f"{rates[n][0]:.0f}", f"{rates[n][1]:.0f}"] for n in counts],

@@ -16,7 +16,7 @@ _PROMPT, _OUTPUT = 128, 64
 
 def _run(lab: Lab) -> Finding:
     sizes = lab.sizes("int8")
-    engine = lab.engine(quantize="int8", max_running=_AT_ONCE, kv_cache_tokens=4096)
+    engine = lab.engine(weight_dtype="int8", max_running=_AT_ONCE, kv_cache_tokens=4096)
     count = 4 * _AT_ONCE
 
     def rate() -> float:

@@ -14,9 +14,9 @@ KINDS: Final = ("float32", "bf16", "int8", "int4")
 
 def _run(lab: Lab) -> Finding:
     windows = lab.windows(256, 1024 if lab.quick else 4096)
-    models = [lab.with_(quantize=kind, kv_dtype="bfloat16") for kind in KINDS]
+    models = [lab.with_(weight_dtype=kind, kv_dtype="bfloat16") for kind in KINDS]
     found = dict(zip(KINDS, losses(unrounded(lab.with_()), models, windows), strict=True))
-    benches = {kind: lab.bench(quantize=kind, kv_cache_tokens=1024) for kind in KINDS}
+    benches = {kind: lab.bench(weight_dtype=kind, kv_cache_tokens=1024) for kind in KINDS}
     prompt = lab.prompts([min(256, lab.context // 2)])[0]
 
     def decode(kind: str) -> float:

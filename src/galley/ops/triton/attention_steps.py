@@ -26,7 +26,7 @@ def rope(parts: Parts, op: Op) -> Step:
     a = op.attrs
     dim = a["head_dim"]
     shape = KVLayout(1, dim, dim)
-    turn = partial(turn_rows, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
+    turn = partial(rope_rows, parts, shape, a["inv_freq"], a["scale"], adjacent=a["adjacent"])
 
     def step(run: Run) -> None:
         x = run.buffers[op.inputs[0]]
@@ -37,7 +37,7 @@ def rope(parts: Parts, op: Op) -> Step:
     return step
 
 
-def turn_rows(
+def rope_rows(
     parts: Parts,
     kv: KVLayout,
     inv_freq: tuple[float, ...],
@@ -110,18 +110,18 @@ def attention(parts: Parts, op: Op) -> Step:
     turns = op.name == "rope_attention"
     inv_freq, turn_scale = (a["inv_freq"], a["rope_scale"]) if turns else ((), 1.0)
     adjacent = bool(turns and a["adjacent"])
-    turn = partial(turn_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent)
+    turn = partial(rope_rows, parts, kv, inv_freq, turn_scale, adjacent=adjacent)
     attend = Attention(op, kv, parts.device, parts.vector(op, "sinks"), bits=parts.kv_bits)
     group = parts.group_of[layer]
 
     def step(run: Run) -> None:
         q, k, v = (run.buffers[b] for b in op.inputs)
-        turned = parts.new(op.outputs[0], len(q)) if turns else q
-        turn(run, q, k, v, turned, layer=layer, queries=turns)
+        rotated = parts.new(op.outputs[0], len(q)) if turns else q
+        turn(run, q, k, v, rotated, layer=layer, queries=turns)
         out = parts.new(op.outputs[-1], len(q))
-        attend(run.batch, parts.caches[layer], group, turned, out)
+        attend(run.batch, parts.caches[layer], group, rotated, out)
         if turns:
-            run.buffers[op.outputs[0]] = turned
+            run.buffers[op.outputs[0]] = rotated
         run.buffers[op.outputs[-1]] = out
 
     return step

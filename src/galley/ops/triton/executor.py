@@ -216,7 +216,7 @@ def options_activations(options: ExecutorOptions) -> str:
         SettingsError: the executor has no such activations.
     """
     if options.activations == "auto":
-        return {"float32": "float32", "f16": "float16"}.get(options.quantize, "bfloat16")
+        return {"float32": "float32", "f16": "float16"}.get(options.weight_dtype, "bfloat16")
     if options.activations not in ACTIVATIONS:
         raise SettingsError(
             f"activations is {options.activations!r}, but executor 'gpu' computes with "
@@ -251,7 +251,7 @@ def _planned(
             f"{', '.join(name for name in CACHES if name != 'int4')}; leave it out, or use executor cpu"
         )
     kinds: Kinds = plan_kinds(
-        program, options.quantize, own=own_kinds(program, weights), chosen=options.kinds
+        program, options.weight_dtype, own=own_kinds(program, weights), chosen=options.kinds
     )
     check_program(program)
     program = program.with_kinds(kinds)

@@ -186,7 +186,7 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
     q = torch.from_numpy(np.array(weight.q)).to(device)
     scale_type = _DENSE_TYPES.get(weight.scale_type, torch.float32)
 
-    def turned(values: Any, kept: torch.dtype) -> torch.Tensor | None:
+    def transposed(values: Any, kept: torch.dtype) -> torch.Tensor | None:
         if values is None:
             return None
         return torch.from_numpy(np.array(values)).to(device, kept).T.contiguous()
@@ -199,9 +199,9 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
         min(weight.group, depth),
         words=words,
         coded=True,
-        scales=turned(weight.scales, scale_type),
-        zeros=turned(weight.zeros, torch.uint8),
-        minima=turned(weight.minima, scale_type),
+        scales=transposed(weight.scales, scale_type),
+        zeros=transposed(weight.zeros, torch.uint8),
+        minima=transposed(weight.minima, scale_type),
     )
 
 

@@ -7,7 +7,7 @@ import triton
 
 from galley.graph.program import Op
 from galley.ops.triton.attention import Attention, power
-from galley.ops.triton.attention_steps import turn_rows
+from galley.ops.triton.attention_steps import rope_rows
 from galley.ops.triton.kernels.speech import cross_weights_kernel, im2col_kernel
 from galley.ops.triton.matrices import FUSION
 from galley.ops.triton.parts import Parts, Run, Step
@@ -75,7 +75,7 @@ def cross_kv(parts: Parts, op: Op) -> Step:
 
     def step(run: Run) -> None:
         k, v = (run.buffers[b] for b in op.inputs)
-        turn_rows(parts, kv, (), 1.0, run, k, k, v, k, adjacent=False, layer=layer, queries=False)
+        rope_rows(parts, kv, (), 1.0, run, k, k, v, k, adjacent=False, layer=layer, queries=False)
 
     return step
 

@@ -54,13 +54,13 @@ class Steps:
         program = parts.program
         check_program(program)
         self.parts, self.blocks = parts, 0
-        fused, unmade = gated_linears(program)
+        fused, fused_inputs = gated_linears(program)
         planned: list[tuple[Step, tuple[int, ...]]] = []
         for op in program.ops:
             if op.outputs and (linear := fused.get(op.outputs[0])):
                 step = row_steps.linear(parts, linear, gated=op.output)
                 planned.append((step, linear.inputs))
-            elif unmade.isdisjoint(op.outputs):
+            elif fused_inputs.isdisjoint(op.outputs):
                 planned.append((_BUILDERS[op.name](parts, op), op.inputs))
         last_use = {b: i for i, (_, inputs) in enumerate(planned) for b in inputs}
         self.steps = [

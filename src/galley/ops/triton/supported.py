@@ -78,7 +78,7 @@ def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
     writers = {b: op for op in program.ops for b in op.outputs}
     readers = program.readers()
     found: dict[int, Op] = {}
-    unmade: set[int] = set()
+    fused_inputs: set[int] = set()
     for op in program.ops:
         if op.name != "silu_mul":
             continue
@@ -92,8 +92,8 @@ def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
         twice = linear.name == "linear" and linear.width == 2 * op.width
         if source == other and halves and alone and twice:
             found[op.output] = linear
-            unmade |= {source, *op.inputs}
-    return found, unmade
+            fused_inputs |= {source, *op.inputs}
+    return found, fused_inputs
 
 
 def float32_buffers(program: Program) -> set[int]:

@@ -35,7 +35,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         machine, router, scaler: which; ``scaler`` is "" without an autoscaler.
         chosen: with the wanted count, or the fewest that meet the goal; None: none do.
-        undisturbed: as ``chosen``, without the loss; None if nothing was to be lost.
+        without_loss: as ``chosen``, without the loss; None if nothing was to be lost.
         tried: all that was simulated with the loss, by the count of replicas.
     """
 
@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     router: str
     scaler: str
     chosen: Outcome | None
-    undisturbed: Outcome | None
+    without_loss: Outcome | None
     tried: list[Outcome]
 
 
@@ -72,7 +72,7 @@ def answer(engine: Engine, router: str, traffic: Traffic, query: Query, scaler: 
         router=router,
         scaler=scaler,
         chosen=chosen,
-        undisturbed=calm,
+        without_loss=calm,
         tried=[tried[count] for count in sorted(tried)],
     )
 

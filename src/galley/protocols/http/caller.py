@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 from starlette.requests import HTTPConnection
 
-from galley.cache.wish import wish_of
+from galley.cache.directives import read_directives
 from galley.gateway.caller import Caller
 from galley.protocols.http.gateway_headers import scheduling_of
 from galley.protocols.http.header_times import time_in
@@ -40,7 +40,7 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         state.arrived,
         state.arrived + seconds,
         state.trace,
-        wish=wish_of(request.headers),
+        directives=read_directives(request.headers),
         headers=state.headers,
         flow=scheduling.flow,
         objective=scheduling.priority,

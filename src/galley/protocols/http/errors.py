@@ -25,7 +25,11 @@ from galley.protocols.ollama import answers as ollama_answer
 CLIENT_GONE: Final = 499
 """Status in logs and metrics of a request whose client disconnected; it is never sent."""
 
-BEGINNINGS: Final = ("http.response.start", "websocket.http.response.start", "websocket.accept")
+RESPONSE_STARTS: Final = (
+    "http.response.start",
+    "websocket.http.response.start",
+    "websocket.accept",
+)
 """ASGI messages that carry a response's headers."""
 
 TOO_LARGE: Final = "request_too_large"

@@ -88,6 +88,20 @@ class GrpcCall(NamedTuple):
     from_http: Callable[[HttpResponse], Any]
     states: bool = False
 
+    def read(self, data: bytes) -> HttpRequest:
+        """Return the HTTP request for an encoded request.
+
+        Raises:
+            RequestError: the bytes are not such a message, or the request has no meaning over HTTP.
+        """
+        try:
+            message = self.request.FromString(data)
+        except Exception as error:  # protobuf's DecodeError, by whichever of its implementations
+            raise RequestError(
+                f"the message is not a {self.request.DESCRIPTOR.name}: {error}"
+            ) from None
+        return self.to_http(message)
+
 
 def _model_path(name: str, version: str, rest: str = "") -> str:
     versions = f"/versions/{version}" if version else ""

@@ -61,7 +61,7 @@ class OllamaCall(TypedDict):
     function: OllamaCalled
 
 
-class OllamaSaid(TypedDict):
+class OllamaAnswerMessage(TypedDict):
     """The assistant's message, or a piece of it."""
 
     role: str
@@ -73,13 +73,13 @@ class OllamaSaid(TypedDict):
 class OllamaAnswer(TypedDict):
     """An answer, or a piece of it; the last piece has token counts, and durations in nanoseconds.
 
-    ``warnings`` report the parts of the request that were not honoured.
+    ``warnings`` report the parts of the request that were not honored.
     """
 
     model: str
     created_at: str
     done: bool
-    message: NotRequired[OllamaSaid]
+    message: NotRequired[OllamaAnswerMessage]
     response: NotRequired[str]
     thinking: NotRequired[str]
     done_reason: NotRequired[str]
@@ -206,7 +206,7 @@ class OllamaGeneration:
             if thinking:
                 answer["thinking"] = thinking
             return answer
-        said: OllamaSaid = {"role": "assistant", "content": text}
+        said: OllamaAnswerMessage = {"role": "assistant", "content": text}
         if thinking:
             said["thinking"] = thinking
         if calls:

@@ -76,7 +76,7 @@ def _kind(info: ModelInfo) -> str:
     """Return the types of a model's weights; empty if its engine does not report them."""
     if info.weights is not None:
         return info.weights.kind
-    return "" if info.program is None else info.program.quantize
+    return "" if info.program is None else info.program.weight_dtype
 
 
 def works_with_text(served: ServedModel) -> bool:

@@ -15,7 +15,7 @@ from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
 from galley.protocols.common.messages import Strict
 
-_TELL_SECONDS: Final = 0.25
+_PROGRESS_SECONDS: Final = 0.25
 _SUCCESS: Final = "success"
 
 
@@ -67,7 +67,7 @@ class OllamaPull:
         Raises:
             RequestError: the name cannot be that of a model at the hub.
         """
-        self._name, self._revision = _meant(models, parsed)
+        self._name, self._revision = _named_model(models, parsed)
         self._served = _serving(models, self._name)
         self._stopped = False
         self._progress = (0, 0)
@@ -82,7 +82,7 @@ class OllamaPull:
         work = asyncio.ensure_future(in_daemon_thread(self._download))
         sent = self._progress
         while not work.done():
-            await asyncio.wait({work}, timeout=_TELL_SECONDS)
+            await asyncio.wait({work}, timeout=_PROGRESS_SECONDS)
             if self._progress != sent:
                 sent = self._progress
                 yield self._line()
@@ -134,7 +134,7 @@ async def delete(models: Registry, parsed: str) -> OllamaProgress:
     own = parsed if parsed in models.derived else parsed.removesuffix(":latest")
     if models.derived.pop(own, None) is not None:
         return {"status": _SUCCESS}
-    name, _ = _meant(models, parsed)
+    name, _ = _named_model(models, parsed)
     if name in ("", *BUNDLED_MODELS):
         raise RequestError(f"{parsed} is bundled with Galley and cannot be removed", param="model")
     if served := _serving(models, name):
@@ -146,7 +146,7 @@ async def delete(models: Registry, parsed: str) -> OllamaProgress:
     return {"status": _SUCCESS}
 
 
-def _meant(models: Registry, parsed: str) -> tuple[str, str]:
+def _named_model(models: Registry, parsed: str) -> tuple[str, str]:
     """Return the model, as settings name it, and the revision that a name refers to."""
     for served in models:
         if parsed.removesuffix(":latest") == served.name:

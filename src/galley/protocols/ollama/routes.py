@@ -79,14 +79,14 @@ def routes(models: Registry) -> list[Operation]:
         parsed, caller = await read(
             models, request, OllamaChatRequest, "generate", prompt=lambda parsed: parsed.messages
         )
-        return await _answer(models, request, parsed, caller, asks=bool(parsed.messages))
+        return await _answer(models, request, parsed, caller, has_input=bool(parsed.messages))
 
     async def generate(request: Request) -> Response:
         """Answer a prompt, as Ollama does."""
         parsed, caller = await read(
             models, request, OllamaGenerateRequest, "generate", prompt=lambda parsed: parsed.prompt
         )
-        return await _answer(models, request, parsed, caller, asks=bool(parsed.prompt))
+        return await _answer(models, request, parsed, caller, has_input=bool(parsed.prompt))
 
     async def tags(_: Request) -> Response:
         """List the served models, as Ollama does."""
@@ -219,18 +219,18 @@ async def _answer(
     parsed: OllamaChatRequest | OllamaGenerateRequest,
     caller: Caller,
     *,
-    asks: bool,
+    has_input: bool,
 ) -> Response:
     """Answer a request; one without a prompt only has the model loaded or unloaded."""
     name, seconds = name_of(models, parsed.model), parsed.kept_seconds
-    if not asks and seconds == 0:
+    if not has_input and seconds == 0:
         served = models.unload_soon(name, "generate", caller)
         reason: Literal["load", "unload"] = "unload" if served.on_request else "load"
         answer = without_prompt(parsed, reason, parsed.warnings())
         return respond_at_once(answer, streamed=parsed.streamed)
     served = await while_connected(request.receive, models.find(name, "generate", caller))
     served.keep_for(seconds)
-    if not asks:
+    if not has_input:
         warnings = parsed.warnings(served.backend().engine.info.require_text().max_model_len)
         answer = without_prompt(parsed, "load", warnings)
         return respond_at_once(answer, streamed=parsed.streamed)

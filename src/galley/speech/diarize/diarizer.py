@@ -113,13 +113,13 @@ class Diarizer:
                 f"{most:g} s",
                 param="known_speaker_references",
             )
-        heard = observe([samples], self._nets)
-        if not heard.voices:
+        observed = observe([samples], self._nets)
+        if not observed.voices:
             raise RequestError(
                 f"known_speaker_references: that of {name!r} has no speech",
                 param="known_speaker_references",
             )
-        speech = [samples[voice.start : voice.end] for voice in heard.voices]
+        speech = [samples[voice.start : voice.end] for voice in observed.voices]
         return voice_of(np.concatenate(speech), self._nets)
 
 
@@ -177,9 +177,9 @@ def _named(
     letters = _letters(known_names)
     for turn in turns:
         if turn.speaker not in name_of:
-            likeness = [float(voices[turn.speaker] @ voice) for voice in known]
-            best = int(np.argmax(likeness)) if known else 0
-            alike = bool(known) and 1.0 - likeness[best] <= _KNOWN
+            similarities = [float(voices[turn.speaker] @ voice) for voice in known]
+            best = int(np.argmax(similarities)) if known else 0
+            alike = bool(known) and 1.0 - similarities[best] <= _KNOWN
             name = known_names[best] if alike else next(letters)
             name_of[turn.speaker] = name
             if name not in names:

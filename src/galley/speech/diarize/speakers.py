@@ -98,7 +98,7 @@ class SpeakerLabels:
             self._first += 1
         after = bisect_left(turns, word.end + _BACK_SECONDS, key=_start)
         near = turns[self._first : after]
-        return max(near, key=lambda turn: _nearness(turn, word), default=turns[self._first]).speaker
+        return max(near, key=lambda turn: _distance(turn, word), default=turns[self._first]).speaker
 
 
 def _start(turn: Turn) -> float:
@@ -109,7 +109,7 @@ def _who(pair: tuple[int, Word]) -> int:
     return pair[0]
 
 
-def _nearness(turn: Turn, word: Word) -> tuple[float, float]:
+def _distance(turn: Turn, word: Word) -> tuple[float, float]:
     """Return the overlap of a turn and a word, negative if they are apart; a shorter turn wins a tie.
 
     During overlapping speech the text is more likely that of a short remark than of the speech around it.
@@ -141,7 +141,7 @@ def _joined(before: Segment, after: Segment) -> Segment:
     )
 
 
-def labelled(segments: Iterable[Segment], labels: SpeakerLabels) -> Iterator[Segment]:
+def labeled(segments: Iterable[Segment], labels: SpeakerLabels) -> Iterator[Segment]:
     """Yield a transcript's segments with their speakers, each once it is final."""
     for segment in segments:
         yield from labels.take(segment)

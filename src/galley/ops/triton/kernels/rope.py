@@ -13,7 +13,7 @@ from galley.ops.triton.kernels.kv_codes import rounded_to_4_bits, rounded_to_8_b
 
 
 @triton.jit
-def _turned(
+def _rotated(
     x_ptr, base, head, d, real, cos_ptr, sin_ptr, row, DIM: tl.constexpr, PAIRS: tl.constexpr,
     ADJACENT: tl.constexpr,
 ):  # fmt: skip
@@ -57,8 +57,8 @@ def _keep(x, cache_ptr, scale_ptr, place, d, inside, STRIDE: tl.constexpr, BITS:
 
 @triton.jit(do_not_specialize=["rows", "width"])
 def rope_kernel(
-    q_ptr, k_ptr, v_ptr, turned_ptr, cos_ptr, sin_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr,
-    sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, turned_stride, width, heads, kv_heads,
+    q_ptr, k_ptr, v_ptr, rotated_ptr, cos_ptr, sin_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, factor_ptr,
+    sequence_ptr, position_ptr, table_ptr, rows, q_stride, k_stride, v_stride, rotated_stride, width, heads, kv_heads,
     KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     PAIRS: tl.constexpr, ADJACENT: tl.constexpr, QUERIES: tl.constexpr, KEEP: tl.constexpr,
     HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BITS: tl.constexpr, CUT: tl.constexpr,
@@ -87,11 +87,11 @@ def rope_kernel(
         if block < blocks:
             head = block * HEADS + m % HEADS
             real = (sequence >= 0) & (head < heads)
-            x = _turned(
+            x = _rotated(
                 q_ptr, row * q_stride, head, d, real, cos_ptr, sin_ptr, row, KEY, PAIRS, ADJACENT
             )
-            place = turned_ptr + row * turned_stride + head * KEY + d
-            tl.store(place, x.to(turned_ptr.dtype.element_ty), mask=real & (d < KEY))
+            place = rotated_ptr + row * rotated_stride + head * KEY + d
+            tl.store(place, x.to(rotated_ptr.dtype.element_ty), mask=real & (d < KEY))
         block -= blocks
     if KEEP:
         kv_blocks = tl.cdiv(kv_heads, HEADS)
@@ -104,7 +104,7 @@ def rope_kernel(
             )
             place = (page.to(tl.int64) * kv_heads + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
             if block < kv_blocks:
-                x = _turned(
+                x = _rotated(
                     k_ptr,
                     row * k_stride,
                     head,

@@ -15,7 +15,7 @@ from galley.protocols.ollama.options import (
     known_options,
     option_warnings,
 )
-from galley.protocols.openai.embeddings.answers import Asked, floats, names_of, vectors_of
+from galley.protocols.openai.embeddings.answers import EmbedTexts, floats, names_of, vectors_of
 from galley.protocols.openai.inputs import Texts
 
 EMBED: Final = "/api/embed"
@@ -139,7 +139,7 @@ async def embed(
     texts, answer = parsed.texts(), empty(parsed)
     if not texts:
         return answer
-    wanted = Asked(
+    wanted = EmbedTexts(
         texts=texts,
         params=names_of("input", len(texts)),
         endpoint=endpoint,

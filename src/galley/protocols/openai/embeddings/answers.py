@@ -111,7 +111,7 @@ class Scores(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class EmbedTexts:
     """An embedding request, independent of the protocol.
 
     Attributes:
@@ -147,7 +147,7 @@ async def embeddings(served: ServedModel, parsed: EmbeddingsRequest, caller: Cal
         GalleyError: the request is refused or fails; ``errors.to_api_error`` maps it for clients.
     """
     given = parsed.inputs()
-    wanted = Asked(
+    wanted = EmbedTexts(
         texts=given,
         params=names_of("input", len(given)),
         endpoint=EMBEDDINGS,
@@ -170,7 +170,7 @@ async def embeddings(served: ServedModel, parsed: EmbeddingsRequest, caller: Cal
 
 
 async def vectors_of(
-    served: ServedModel, parsed: Asked, caller: Caller
+    served: ServedModel, parsed: EmbedTexts, caller: Caller
 ) -> tuple[list[bytes], int, Receipt]:
     """Return the vectors of texts (float32), their number of tokens and the receipt.
 
@@ -251,7 +251,7 @@ async def score(served: ServedModel, parsed: ScoreRequest, caller: Caller) -> Sc
         )
     else:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        wanted = Asked(
+        wanted = EmbedTexts(
             texts=texts,
             params=["text_1 and text_2"] * len(texts),
             endpoint=SCORE,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("galley.server")
 
-_PATIENCE_SECONDS: Final = 30.0
+_BEHIND_SECONDS: Final = 30.0
 _QUIET_SECONDS: Final = 5.0
 """Seconds without an event after which redacted text is given out, though more may follow."""
 _FIRST: Final = asyncio.FIRST_COMPLETED
@@ -88,8 +88,8 @@ class Connection:
         self._stream: LiveStream = LiveStream(
             self._call,
             session,
-            tell=self._tell,
-            patience=_PATIENCE_SECONDS,
+            on_events=self._send_events,
+            timeout=_BEHIND_SECONDS,
         )
         self._numbers = itertools.count(1)
         self._handling = asyncio.Lock()
@@ -172,7 +172,7 @@ class Connection:
         settled.cancel()
         if working.done():
             working.result()
-        await self._tell_rest()
+        await self._send_remaining()
 
     async def _listen(self) -> str:
         """Handle the client's events until they end, and return the reason.
@@ -276,7 +276,7 @@ class Connection:
 
     # Messages to the client.
 
-    async def _tell(self, events: "Sequence[LiveEvent]") -> None:
+    async def _send_events(self, events: "Sequence[LiveEvent]") -> None:
         if self._redactor is not None:
             events = self._redactor.take(events)
             self._wait_for_quiet()
@@ -297,11 +297,11 @@ class Connection:
         self._quiet = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        task = asyncio.create_task(self._tell_rest())
+        task = asyncio.create_task(self._send_remaining())
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
 
-    async def _tell_rest(self) -> None:
+    async def _send_remaining(self) -> None:
         """Send what the redactor holds back."""
         if self._redactor is not None:
             with suppress(ClientGone):

@@ -313,9 +313,9 @@ class ConversationSettings:
     def shown(self, session_id: str) -> dict[str, Any]:
         """Return ``session`` of the server's events."""
         answers, source = self.answers, self.source.shown(session_id)
-        heard = source["audio"]["input"]
-        if heard["turn_detection"] is not None:
-            heard["turn_detection"] |= {
+        listening = source["audio"]["input"]
+        if listening["turn_detection"] is not None:
+            listening["turn_detection"] |= {
                 "create_response": self.create,
                 "interrupt_response": self.interrupt,
             }
@@ -336,7 +336,7 @@ class ConversationSettings:
             "instructions": answers.instructions,
             "tools": tools,
             "tool_choice": named,
-            "audio": {"input": heard, "output": spoken},
+            "audio": {"input": listening, "output": spoken},
             "include": source["include"],
         }
 

@@ -30,7 +30,7 @@ model gives most whole messages of people some hundredths, and a message cut bet
 """
 
 
-UNJUDGED_MS: Final = 1_000
+DEFAULT_SILENCE_MS: Final = 1_000
 """Silence that ends a turn of which it is not known how likely its end is."""
 
 

@@ -22,7 +22,7 @@ from galley.protocols.openai.realtime.items import Item, Items
 from galley.protocols.openai.realtime.outbox import Outbox
 from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.tools.events import Arguments, CallEnd, CallStart, Event, Text
-from galley.tts.encode import telephone
+from galley.tts.encode import telephony_encoder
 from galley.tts.pieces import Pieces
 from galley.types import LIVE_PRIORITY, SamplingParams
 
@@ -288,7 +288,7 @@ class Response:
                 call, voice=answers.voice, speed=answers.speed, priority=LIVE_PRIORITY
             )
         try:
-            encoder = telephone(answers.format, speaking.sample_rate)
+            encoder = telephony_encoder(answers.format, speaking.sample_rate)
             while piece is not None:
                 if self._times is not None and self.message is None:
                     self._times.first_words = time.monotonic()

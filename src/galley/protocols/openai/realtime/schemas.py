@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.openai.realtime.eagerness import UNJUDGED_MS, Eagerness
+from galley.protocols.openai.realtime.eagerness import DEFAULT_SILENCE_MS, Eagerness
 
 if TYPE_CHECKING:
     from galley.speech.options import LiveOptions, TurnOptions
@@ -384,7 +384,7 @@ class Settings:
                 param="type",
             )
         eagerness = given.eagerness or self.eagerness or "auto"
-        turns = TurnOptions(silence_duration_ms=UNJUDGED_MS)
+        turns = TurnOptions(silence_duration_ms=DEFAULT_SILENCE_MS)
         return dataclasses.replace(self, turns=turns, eagerness=eagerness, idle_timeout_ms=None)
 
 

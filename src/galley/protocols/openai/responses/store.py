@@ -111,7 +111,7 @@ class ResponseStore:
         self._seconds = settings.stored_response_seconds
         self._clock = clock
         self._count = self._bytes = 0
-        self._tenants: dict[str, _Shelf] = {}
+        self._tenants: dict[str, _TenantResponses] = {}
 
     @property
     def is_on(self) -> bool:
@@ -123,9 +123,9 @@ class ResponseStore:
         if not self.is_on or response.size > self._most_bytes:
             return False
         self._drop_old()
-        shelf = self._tenants.setdefault(tenant, _Shelf())
-        shelf.responses[name] = (self._clock() + self._seconds, response)
-        self._changed(shelf, response, +1)
+        stored = self._tenants.setdefault(tenant, _TenantResponses())
+        stored.responses[name] = (self._clock() + self._seconds, response)
+        self._changed(stored, response, +1)
         while self._count > self._most or self._bytes > self._most_bytes:
             # The newest stays, or a tenant with a long conversation could store nothing.
             others = [
@@ -139,8 +139,8 @@ class ResponseStore:
     def find(self, tenant: str, name: str) -> StoredResponse | None:
         """Return a tenant's response by id; None if it is gone or belongs to another tenant."""
         self._drop_old()
-        shelf = self._tenants.get(tenant)
-        found = None if shelf is None else shelf.responses.get(name)
+        stored = self._tenants.get(tenant)
+        found = None if stored is None else stored.responses.get(name)
         return None if found is None else found[1]
 
     def previous(self, tenant: str, name: str) -> StoredResponse:
@@ -162,32 +162,32 @@ class ResponseStore:
 
     def remove(self, tenant: str, name: str) -> bool:
         """Remove a response; return False if it is not there."""
-        shelf = self._tenants.get(tenant)
-        if shelf is None or name not in shelf.responses:
+        stored = self._tenants.get(tenant)
+        if stored is None or name not in stored.responses:
             return False
-        _, response = shelf.responses.pop(name)
-        self._changed(shelf, response, -1)
-        if not shelf.responses:
+        _, response = stored.responses.pop(name)
+        self._changed(stored, response, -1)
+        if not stored.responses:
             del self._tenants[tenant]
         return True
 
-    def _changed(self, shelf: "_Shelf", response: StoredResponse, sign: int) -> None:
+    def _changed(self, stored: "_TenantResponses", response: StoredResponse, sign: int) -> None:
         self._count += sign
         self._bytes += sign * response.size
-        shelf.bytes += sign * response.size
+        stored.bytes += sign * response.size
 
     def _drop_old(self) -> None:
         """Remove expired responses; each tenant's are in the order of their age."""
         now = self._clock()
-        for tenant, shelf in list(self._tenants.items()):
-            while shelf.responses:
-                name, (until, _) = next(iter(shelf.responses.items()))
+        for tenant, stored in list(self._tenants.items()):
+            while stored.responses:
+                name, (until, _) = next(iter(stored.responses.items()))
                 if until > now:
                     break
                 self.remove(tenant, name)
 
 
-class _Shelf:
+class _TenantResponses:
     """One tenant's responses, oldest first, each with its time of expiry."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ async def _tokens(backend: Backend, share: Share, parsed: TokenizeRequest) -> li
             param="add_special_tokens",
         )
     conversation = Conversation(messages=[message.plain() for message in parsed.messages or []])
-    messages = conversation.headed_by(parts.system_prompt).messages
+    messages = conversation.with_system_prompt(parts.system_prompt).messages
     _check_chars([message.text or "" for message in parsed.messages or []], backend, "messages")
     return await text.chat(
         messages, add_generation_prompt=parsed.add_generation_prompt is not False

@@ -4,25 +4,25 @@ import math
 
 import pytest
 
-from galley.cache.wish import NO_WISH, Outcome, wish_of
+from galley.cache.directives import NO_DIRECTIVES, Outcome, read_directives
 from galley.errors import RequestError
 
 
 def test_no_header_means_defaults() -> None:
-    assert wish_of({"accept": "*/*"}) is NO_WISH
+    assert read_directives({"accept": "*/*"}) is NO_DIRECTIVES
 
 
 def test_directives_are_read_in_any_case_and_order() -> None:
-    wish = wish_of({"cache-control": 'No-Store , MAX-AGE="60",private, no-cache'})
-    assert (wish.reads, wish.writes, wish.max_age) == (False, False, 60)
-    assert wish_of({"cache-control": "no-transform"}).max_age == math.inf
+    directives = read_directives({"cache-control": 'No-Store , MAX-AGE="60",private, no-cache'})
+    assert (directives.reads, directives.writes, directives.max_age) == (False, False, 60)
+    assert read_directives({"cache-control": "no-transform"}).max_age == math.inf
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "", "9" * 11, "\u0661"])
 def test_times_are_whole_seconds(value: str) -> None:
     for headers in ({"cache-control": f"max-age={value}"}, {"x-galley-cache-ttl": value}):
         with pytest.raises(RequestError, match="whole seconds"):
-            wish_of(headers)
+            read_directives(headers)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The memory through which ranks exchange rows."""
+"""How the ranks of a model exchange rows: a communicator of each, over memory that all have mapped."""
 
 import mmap
 import os
@@ -8,6 +8,9 @@ import numpy as np
 
 from galley import _native
 from galley.machine import nameless_file
+
+Communicator = _native.Communicator
+RankLost = _native.RankLost
 
 SLOT_BYTES: Final = 2 << 20
 """Bytes of a slot: the widest row of logits of one rank fits, and a chunk stays in a core's cache."""
@@ -20,16 +23,19 @@ bound is for what neither sees.
 """
 
 
+def memory_bytes(ranks: int, slot_bytes: int) -> int:
+    """Return the bytes of the memory that so many ranks share."""
+    return Communicator.bytes(ranks, slot_bytes)
+
+
 def new_memory(ranks: int, slot_bytes: int) -> int:
     """Return the descriptor of zeroed memory for so many ranks."""
     file = nameless_file("galley-tensor-parallel")
-    os.ftruncate(file, _native.Communicator.bytes(ranks, slot_bytes))
+    os.ftruncate(file, memory_bytes(ranks, slot_bytes))
     return file
 
 
-def communicator(file: int, rank: int, ranks: int, slot_bytes: int) -> _native.Communicator:
+def communicator(file: int, rank: int, ranks: int, slot_bytes: int) -> Communicator:
     """Return a rank's communicator over the memory of a descriptor, which may then be closed."""
-    memory = mmap.mmap(file, _native.Communicator.bytes(ranks, slot_bytes))
-    return _native.Communicator(
-        np.frombuffer(memory, np.uint8), rank, ranks, slot_bytes, TIMEOUT_MS
-    )
+    memory = mmap.mmap(file, memory_bytes(ranks, slot_bytes))
+    return Communicator(np.frombuffer(memory, np.uint8), rank, ranks, slot_bytes, TIMEOUT_MS)

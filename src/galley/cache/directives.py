@@ -23,7 +23,7 @@ _MOST_KEYS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Directives:
     """The caching that a request asks for.
 
     Attributes:
@@ -45,29 +45,29 @@ class Wish:
     tag: str = ""
 
 
-NO_WISH: Final = Wish()
+NO_DIRECTIVES: Final = Directives()
 
 
-def wish_of(headers: Mapping[str, str]) -> Wish:
+def read_directives(headers: Mapping[str, str]) -> Directives:
     """Return the wish that a request's headers express.
 
     Args:
         headers: by lower-case name.
 
     Raises:
-        RequestError: a header has a value that cannot be honoured; the error names the header.
+        RequestError: a header has a value that cannot be honored; the error names the header.
     """
     given = [headers.get(n) for n in (CONTROL_HEADER, MODE_HEADER, TTL_HEADER, TAG_HEADER)]
     control, mode, ttl, tag = given
     if control is mode is ttl is tag is None:
-        return NO_WISH
-    directives = _directives(control or "")
+        return NO_DIRECTIVES
+    directives = _cache_control(control or "")
     if mode is not None and mode not in _MODES:
         raise _refused(MODE_HEADER, mode, f"it takes {', '.join(_MODES[:-1])} or {_MODES[-1]}")
     if tag is not None and not _TAG.fullmatch(tag):
         raise _refused(TAG_HEADER, tag, "it takes up to 64 letters, digits and . _ : -")
     age = directives.get("max-age")
-    return Wish(
+    return Directives(
         mode=mode,
         reads="no-cache" not in directives,
         writes="no-store" not in directives,
@@ -78,7 +78,7 @@ def wish_of(headers: Mapping[str, str]) -> Wish:
     )
 
 
-def _directives(text: str) -> dict[str, str]:
+def _cache_control(text: str) -> dict[str, str]:
     """Parse a Cache-Control header (RFC 9111, section 5.2); those that mean nothing here are kept."""
     found = {}
     for part in text.split(","):

@@ -1,0 +1,60 @@
+"""Recordings transcribed together."""
+
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Final
+
+from galley.bench.serve.chart import Line
+from galley.lab.bench import Lab
+from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
+from galley.lab.speech import greedy, recordings, transcriber
+
+_TOGETHER: Final = (1, 2, 4, 8)
+_MOST: Final = _TOGETHER[-1]
+
+
+def _run(lab: Lab) -> Finding:
+    spoken = recordings(lab)
+    several = [spoken[number % len(spoken)] for number in range(max(_MOST, len(spoken)))]
+    audio = sum(each.seconds for each in several)
+    with transcriber(lab) as one, ThreadPoolExecutor(_MOST) as pool:
+
+        def seconds(together: int) -> float:
+            began = perf_counter()
+            for start in range(0, len(several), together):
+                part = [each.samples for each in several[start : start + together]]
+                texts = pool.map(lambda samples: one.transcribe(samples, greedy()).text(), part)
+                assert all(isinstance(text, str) for text in texts)
+            return perf_counter() - began
+
+        gain = lab.ratio(lambda: seconds(1), lambda: seconds(_MOST))
+        rates = [audio / seconds(together) for together in _TOGETHER]
+    return Finding(
+        figures=[Figure(measured=gain)],
+        header=["recordings at a time", "seconds of audio a second"],
+        rows=[[str(n), f"{rate:.1f}"] for n, rate in zip(_TOGETHER, rates, strict=True)],
+        pictures=[
+            Curves(
+                title="Throughput by recordings at a time",
+                x="recordings at a time",
+                y="seconds of audio a second",
+                lines=[Line("measured", [*_TOGETHER], rates, 0, dots=True)],
+            )
+        ],
+        notes=[
+            "Decoder steps of several recordings share the weights. Encoders gain nothing: one chunk "
+            "alone is bound by arithmetic."
+        ],
+    )
+
+
+EXPERIMENT: Final = Experiment(
+    name="recordings-together",
+    title="Recordings transcribed together",
+    statement="A batch of recordings is transcribed 2 to 4 times as fast as one after the other.",
+    source="faster-whisper's BatchedInferencePipeline (GPU)",
+    prediction="None: it depends on the shares of encoder and decoder, and on the cores.",
+    claims=(Claim(figure="throughput of 8 to 1 at a time", unit="times", low=2, high=4),),
+    run=_run,
+    needs=("speech",),
+)

@@ -1,0 +1,77 @@
+"""The 300 ms of a voice line."""
+
+import statistics
+from time import perf_counter
+from typing import Final
+
+from galley.bench.report import Spread
+from galley.bench.serve.bars import Series
+from galley.lab.bench import Lab
+from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
+from galley.lab.speech import greedy, recordings, transcriber
+from galley.llm.llm import LLM
+from galley.speech.features import SAMPLE_RATE
+from galley.types import SamplingParams
+
+_TAIL_SECONDS: Final = 2.0
+"""Audio of a turn that is not transcribed yet when it ends, as in live transcription."""
+
+_CLAUSE: Final = SamplingParams(temperature=0.0, max_tokens=8)
+_BUDGET_MS: Final = 300.0
+
+
+def _run(lab: Lab) -> Finding:
+    spoken = recordings(lab)[0]
+    tail = spoken.samples[-round(_TAIL_SECONDS * SAMPLE_RATE) :]
+    with transcriber(lab) as one, LLM.from_settings(lab.with_(prefix_cache=True)) as llm:
+        parts: dict[str, list[float]] = {"transcript": [], "prompt": [], "first clause": []}
+        before = [{"role": "user", "content": spoken.text[: len(spoken.text) // 2]}]
+        turn = [{"role": "user", "content": spoken.text}]
+        for _ in range(lab.repeats + 1):
+            began = perf_counter()
+            one.transcribe(tail, greedy()).text()
+            heard = perf_counter()
+            llm.chat(
+                [before], SamplingParams(temperature=0.0, max_tokens=1)
+            )  # while the caller speaks
+            ready = perf_counter()
+            llm.chat([turn], SamplingParams(temperature=0.0, max_tokens=1))
+            first = perf_counter()
+            llm.chat([turn], _CLAUSE)
+            ended = perf_counter()
+            parts["transcript"].append(1e3 * (heard - began))
+            parts["prompt"].append(1e3 * (first - ready))
+            parts["first clause"].append(1e3 * max(0.0, (ended - first) - (first - ready)))
+    totals = [sum(values) for values in zip(*(part[1:] for part in parts.values()), strict=True)]
+    medians = {name: statistics.median(values[1:]) for name, values in parts.items()}
+    return Finding(
+        figures=[Figure(measured=Spread.of(totals))],
+        header=["part", "ms", "of the budget"],
+        rows=[[name, f"{ms:.0f}", f"{ms / _BUDGET_MS:.0%}"] for name, ms in medians.items()],
+        pictures=[
+            Bars(
+                title="Computed between the end of a turn and the first clause of the answer",
+                unit="ms",
+                names=[*medians],
+                series=[Series("measured", [*medians.values()])],
+            )
+        ],
+        notes=[
+            "The work of one caller: the transcript of the last two seconds, the rest of a prompt whose "
+            f"beginning was computed while the caller spoke, and {_CLAUSE.max_tokens} tokens. Not counted: "
+            "the silence after which a turn is over (200 to 500 ms, or less with semantic_vad), and the "
+            "voice's first audio. `galley bench voice` measures a whole line."
+        ],
+    )
+
+
+EXPERIMENT: Final = Experiment(
+    name="voice-budget",
+    title="The 300 ms of a voice line",
+    statement="A voice agent has to answer within 300 ms; transcript, prompt and first clause fit in that.",
+    source="turn-taking across languages: 200 ms on average (Stivers et al., PNAS 2009)",
+    prediction="None: it depends on the models.",
+    claims=(Claim(figure="work until the first clause", unit="ms", high=_BUDGET_MS),),
+    run=_run,
+    needs=("speech",),
+)

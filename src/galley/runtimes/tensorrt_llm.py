@@ -1,0 +1,232 @@
+"""TensorRT-LLM: language models in folders of safetensors on NVIDIA GPUs, with its LLM API.
+
+Texts are read by an event loop in a thread, which reports what is new to the engine's steps.
+"""
+
+import asyncio
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from galley.errors import CheckpointError, UnsupportedModel
+from galley.runtimes.drawing import drawing
+from galley.runtimes.library import import_library
+from galley.runtimes.text_build import TextLoader, TextSizes, first_line
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
+from galley.settings.engine_choice import TENSORRT_LLM_ENGINE
+from galley.types import FinishReason, Generate
+from galley.types.model_info import CACHE_SALT
+
+_POLL_SECONDS: Final = 0.01
+"""How long a step waits for something new: requests and aborts are accepted between steps."""
+
+_NO_END: Final = -1
+"""An end token that no text has: those that count are among the stop tokens."""
+
+_UNSUPPORTED: Final = (
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_window",
+    "min_tokens",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "logit_bias",
+    "grammar",
+    "thinking",
+    "num_beams",
+)
+"""Parameters that requests may not set.
+
+Not all of its samplers honor penalties, least lengths and ``min_p``; the others ignore them. Its seeds,
+log-probabilities and grammars do not have our meaning.
+"""
+
+
+class TensorRTOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The ``engine_options`` of TensorRT-LLM.
+
+    Attributes:
+        dtype: type of the weights and activations.
+        tensor_parallel_size: number of GPUs.
+        prefix_caching: reuse the KV cache of equal prefixes; tenants share it, so that response times
+            reveal whether another tenant has sent a prefix.
+        gpu_memory_fraction: share of the GPU's memory that the weights leave for the KV cache.
+    """
+
+    dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    prefix_caching: bool = False
+    gpu_memory_fraction: float = 0.9
+
+
+class _News(NamedTuple):
+    """What a text's reader reports; ``error`` describes a failure."""
+
+    id: str
+    tokens: list[int]
+    reason: str | None
+    error: str | None = None
+
+
+class TensorRTRuntime:
+    """The library's model and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
+
+    def __init__(self, path: Path, options: TensorRTOptions, sizes: TextSizes) -> None:
+        """Load the model at ``path``.
+
+        Raises:
+            SettingsError: TensorRT-LLM is not installed, or cannot run on this machine.
+            UnsupportedModel, CheckpointError: the model cannot be used.
+        """
+        if not path.is_dir():
+            raise UnsupportedModel(
+                f"{path} is not a folder of safetensors, and TensorRT-LLM reads no others"
+            )
+        self._library = import_library("tensorrt_llm", TENSORRT_LLM_ENGINE, "tensorrt-llm")
+        self._model = self._load(path, options, sizes)
+        self._vocab_size = sizes.vocabulary
+        self._texts: dict[str, Progress] = {}
+        self._results: dict[str, Any] = {}
+        self._news: Queue[_News] = Queue()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tensorrt-llm")
+        self._thread.start()
+
+    def _load(self, path: Path, options: TensorRTOptions, sizes: TextSizes) -> Any:
+        api = import_library("tensorrt_llm.llmapi", TENSORRT_LLM_ENGINE, "tensorrt-llm")
+        try:
+            return self._library.LLM(
+                model=str(path),
+                skip_tokenizer_init=True,
+                trust_remote_code=False,
+                dtype=options.dtype,
+                tensor_parallel_size=options.tensor_parallel_size,
+                max_batch_size=sizes.running,
+                max_num_tokens=max(sizes.step_tokens, sizes.running),
+                max_seq_len=sizes.context,
+                enable_chunked_prefill=True,
+                kv_cache_config=api.KvCacheConfig(
+                    enable_block_reuse=options.prefix_caching,
+                    free_gpu_memory_fraction=options.gpu_memory_fraction,
+                    max_tokens=sizes.kv_requested,
+                ),
+            )
+        except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+            raise CheckpointError(
+                f"TensorRT-LLM cannot load it: {first_line(error)}", file=str(path)
+            ) from error
+
+    @property
+    def room(self) -> int:
+        """The library adds texts to those that it is working on."""
+        return NO_LIMIT
+
+    @property
+    def cache(self) -> Cache:
+        """The library reports its KV cache only in statistics of its own."""
+        return Cache(used=0, total=0)
+
+    def begin(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> None:
+        """Add a text."""
+        tokens = [*payload.prompt, *payload.output]
+        self._texts[request_id] = Progress(len(tokens))
+        reading = self._read(request_id, tokens, self._params(payload, stop_ids))
+        asyncio.run_coroutine_threadsafe(reading, self._loop)
+
+    def _params(self, payload: Generate, stop_ids: Collection[int]) -> Any:
+        """Return a request's parameters in the library's form."""
+        drawn = drawing(payload.sampling, self._vocab_size)
+        return self._library.SamplingParams(
+            end_id=_NO_END,
+            pad_id=0,
+            ignore_eos=True,
+            stop_token_ids=sorted(stop_ids) or None,
+            include_stop_str_in_output=True,  # a stop token is the text's last
+            max_tokens=payload.writes - len(payload.output),
+            temperature=drawn.temperature,
+            top_k=drawn.top_k,
+            top_p=drawn.top_p,
+            detokenize=False,
+        )
+
+    async def _read(self, request_id: str, tokens: list[int], params: Any) -> None:
+        """Report a text's tokens as they come."""
+        if request_id not in self._texts:
+            return
+        done = 0
+        try:
+            result = self._model.generate_async(tokens, params, streaming=True)
+            self._results[request_id] = result
+            async for step in result:
+                [output] = step.outputs
+                new = list(output.token_ids[done:])
+                done += len(new)
+                self._news.put(_News(request_id, new, output.finish_reason))
+        except Exception as error:  # the library may raise anything
+            self._news.put(_News(request_id, [], "error", first_line(error)))
+        finally:
+            self._results.pop(request_id, None)
+
+    def end(self, request_id: str) -> None:
+        """Drop a text."""
+        del self._texts[request_id]
+        self._loop.call_soon_threadsafe(self._abort, request_id)
+
+    def _abort(self, request_id: str) -> None:
+        result = self._results.get(request_id)
+        if result is not None:
+            result.abort()
+
+    def step(self) -> list[Advance]:
+        """Wait briefly for what is new, and return it."""
+        by_text: dict[str, list[_News]] = {}
+        try:
+            news = self._news.get(timeout=_POLL_SECONDS)
+            while True:
+                if news.id in self._texts:
+                    by_text.setdefault(news.id, []).append(news)
+                news = self._news.get_nowait()
+        except Empty:
+            pass
+        return [self._advance(parts) for parts in by_text.values()]
+
+    def _advance(self, parts: list[_News]) -> Advance:
+        last = parts[-1]
+        tokens = [token for part in parts for token in part.tokens]
+        rows = self._texts[last.id].rows(len(tokens))
+        reason, error = last.reason, last.error
+        if reason not in (None, "stop", "length"):
+            error = f"TensorRT-LLM ended the text: {error or reason}"
+            reason = "error"
+        if reason is not None:
+            del self._texts[last.id]
+        ended = cast("FinishReason | None", reason)
+        return Advance(last.id, tokens, rows, finish_reason=ended, error=error)
+
+    def close(self) -> None:
+        """Drop all texts, and free the model."""
+        self._texts.clear()
+        self._model.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _unsupported(options: TensorRTOptions) -> tuple[str, ...]:
+    # A prefix is found whoever sends it.
+    return (*_UNSUPPORTED, CACHE_SALT) if options.prefix_caching else _UNSUPPORTED
+
+
+load: Final = TextLoader(
+    executor="tensorrt-llm",
+    options=TensorRTOptions,
+    unsupported=_unsupported,
+    load=TensorRTRuntime,
+)
+"""The loader of the engine ``tensorrt-llm``."""

@@ -1,0 +1,30 @@
+"""The process of a rank of a model: ``python -m galley.service.rank SOCKET MEMORY``.
+
+SOCKET and MEMORY are the descriptors of the connection to rank 0, in an engine's process, and of the memory
+that all ranks share. The process ends with the connection, so it cannot outlive the engine. Signals of
+terminals and service managers are for the server.
+"""
+
+import importlib
+import os
+import signal
+import socket
+import sys
+
+from galley.observe import logs
+
+
+def main() -> None:
+    """Serve one connection until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
+    connection, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    # The service knows engines by name only.
+    importlib.import_module("galley.engine.parallel.rank").serve_rank(connection, memory)
+    sys.stderr.flush()
+    os._exit(0)  # threads must not keep the process alive
+
+
+if __name__ == "__main__":
+    main()
