@@ -18,7 +18,7 @@ help:
 	@echo "make docs        the documentation site, in build/site (mkdocs-material)"
 	@echo "make test-clients  LangChain, LiteLLM, instructor and the llm command against a real server; sentence-transformers"
 	@echo "make clients     the newest Claude Code, Codex, opencode, SDKs, LangChain and LiteLLM: record their requests again, and replay them"
-	@echo "make sanitize    the kernel tests under the address and undefined-behaviour sanitizers (GCC)"
+	@echo "make sanitize    the kernel tests under the address and undefined-behavior sanitizers (GCC)"
 	@echo "make thorough    the tests with all of their random examples and combinations, and kernels of other instruction sets"
 	@echo "make coverage    the tests with coverage of lines and branches, processes included (build/coverage; TESTS=tests/gateway)"
 	@echo "make wheel       build this machine's wheel into dist/ and test it in a new environment (PYTHON=python3.12)"

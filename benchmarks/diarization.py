@@ -1,10 +1,10 @@
-"""Diarization error rate, right words and cost on recordings with labelled speakers.
+"""Diarization error rate, right words and cost on recordings with labeled speakers.
 
     python -m benchmarks.diarization --recordings ../shared/audio
     python -m benchmarks.diarization --recordings ../shared/audio --model WHISPER    # words, too
     python -m benchmarks.diarization --recordings ../shared/audio --minutes 60       # time and memory
 
-The labelled recordings are pyannote's ``trn*.wav`` with ``trn.rttm``. Conversations are made of voices of
+The labeled recordings are pyannote's ``trn*.wav`` with ``trn.rttm``. Conversations are made of voices of
 people, from these and from the tests' readings, over a telephone band; a tenth of the turns overlap.
 """
 
@@ -25,7 +25,7 @@ from galley.speech.audio import Recording
 from galley.speech.diarize.diarizer import load
 from galley.speech.diarize.nets import FRAME_STEP, Nets
 from galley.speech.diarize.options import DiarizeOptions
-from galley.speech.diarize.speakers import SpeakerLabels, labelled
+from galley.speech.diarize.speakers import SpeakerLabels, labeled
 from galley.speech.diarize.turns import Turn
 from galley.speech.diarize.voices import PART, voices_of
 from galley.speech.options import QualityRules, TranscribeOptions
@@ -35,7 +35,7 @@ from galley.speech.vad import SpeechDetector
 
 RATE: Final = 16_000
 READ: Final = Path(__file__).parents[1] / "tests" / "speech" / "data" / "read"
-LABELLED_SECONDS: Final = 30.0
+LABELED_SECONDS: Final = 30.0
 STEP: Final = 0.01
 """Seconds in which errors are counted."""
 
@@ -88,14 +88,14 @@ def read(path: Path) -> Samples:
     return np.concatenate(list(Recording(path)))
 
 
-def labelled_recordings(folder: Path) -> list[tuple[str, Samples, Labels]]:
-    """Return name, samples and labels of each recording; only the first half minute is labelled."""
+def labeled_recordings(folder: Path) -> list[tuple[str, Samples, Labels]]:
+    """Return name, samples and labels of each recording; only the first half minute is labeled."""
     labels: dict[str, list[tuple[str, float, float]]] = {}
     for line in (folder / "trn.rttm").read_text(encoding="utf-8").splitlines():
         fields = line.split()
         start, length = float(fields[3]), float(fields[4])
         labels.setdefault(fields[1], []).append((fields[7], start, start + length))
-    most = round(LABELLED_SECONDS * RATE)
+    most = round(LABELED_SECONDS * RATE)
     return [(name, read(folder / f"{name}.wav")[:most], truth) for name, truth in labels.items()]
 
 
@@ -158,16 +158,16 @@ def _loud(samples: Samples) -> list[list[int]]:
 def spectral(samples: Samples, count: int, nets: Nets) -> Labels:
     """Return the labels of the same encoder with spectral clustering, and Silero's speech."""
     speech = SpeechDetector().stream().feed(samples) > 0.5
-    centres = np.arange(PART // 2, len(samples) - PART // 2, PART // 4)
-    centres = centres[speech[np.minimum(centres // 512, len(speech) - 1)]]
-    if len(centres) <= count:
+    centers = np.arange(PART // 2, len(samples) - PART // 2, PART // 4)
+    centers = centers[speech[np.minimum(centers // 512, len(speech) - 1)]]
+    if len(centers) <= count:
         return []
-    found = voices_of([samples[c - PART // 2 : c + PART // 2] for c in centres], nets)
+    found = voices_of([samples[c - PART // 2 : c + PART // 2] for c in centers], nets)
     clusters = SpectralClustering(count, affinity="precomputed", random_state=0)
     names = clusters.fit_predict(np.clip(found @ found.T, 0, 1)) if count > 1 else [0] * len(found)
     labels = []
     for frame in np.flatnonzero(speech):
-        nearest = int(np.abs(centres - frame * 512).argmin())
+        nearest = int(np.abs(centers - frame * 512).argmin())
         labels.append((str(names[nearest]), frame * 512 / RATE, (frame + 1) * 512 / RATE))
     return labels
 
@@ -218,7 +218,7 @@ def words(calls: Sequence[tuple[str, Samples, Labels]], model: str) -> None:
             heard = transcriber.transcribe(
                 samples, TranscribeOptions(language="en", word_timestamps=True, rules=rules)
             )
-            said = list(labelled(heard, SpeakerLabels(found, merges=True)))
+            said = list(labeled(heard, SpeakerLabels(found, merges=True)))
             pairs = [
                 (segment.speaker, speaker)
                 for segment in said
@@ -273,7 +273,7 @@ def main() -> None:
     if args.model:
         words(calls, args.model)
         return
-    compare(labelled_recordings(args.recordings), "labelled recordings")
+    compare(labeled_recordings(args.recordings), "labeled recordings")
     compare(calls, "conversations")
 
 

@@ -46,18 +46,18 @@ def make_vocabulary(folder: Path, size: int) -> None:
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    spelt = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+    spelled = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
     tokens = {"<|end|>": EOS}
     for text in (*map(chr, range(128)), *CLOSING):
-        tokens.setdefault("".join(spelt[byte] for byte in text.encode()), len(tokens))
+        tokens.setdefault("".join(spelled[byte] for byte in text.encode()), len(tokens))
     for byte in range(256):
-        tokens.setdefault(spelt[byte], len(tokens))
+        tokens.setdefault(spelled[byte], len(tokens))
     while len(tokens) < size:
         length = min(12, max(2, round(rng.gauss(6, 2.5))))
         word = "".join(rng.choices(letters, weights=range(26, 0, -1), k=length))
         before = rng.choices(["", " ", ' "', "\n", ", "], weights=[40, 50, 4, 2, 4])[0]
         word = before + (word.capitalize() if rng.random() < 0.2 else word)
-        tokens.setdefault("".join(spelt[byte] for byte in word.encode()), len(tokens))
+        tokens.setdefault("".join(spelled[byte] for byte in word.encode()), len(tokens))
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -1,4 +1,4 @@
-"""Measure the semantic cache's false hits and hit rate on labelled pairs of questions.
+"""Measure the semantic cache's false hits and hit rate on labeled pairs of questions.
 
     python -m benchmarks.semantic_cache --model galley-demo-embed --model PATH [--pairs FILE]
 
@@ -103,7 +103,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", action="append", required=True)
-    parser.add_argument("--pairs", type=Path, help="labelled pairs, as for galley cache tune")
+    parser.add_argument("--pairs", type=Path, help="labeled pairs, as for galley cache tune")
     parser.add_argument("--most", type=int, default=4000, help="pairs in all")
     parser.add_argument("--budget", type=float, default=BUDGET)
     given = parser.parse_args()

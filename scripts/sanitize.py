@@ -1,8 +1,8 @@
-"""Run the kernel tests on a native module that stops at the first bad address or undefined behaviour.
+"""Run the kernel tests on a native module that stops at the first bad address or undefined behavior.
 
     python scripts/sanitize.py [pytest arguments; default: all tests of kernels]
 
-The module is built from ``native/`` with GCC's address and undefined-behaviour sanitizers in
+The module is built from ``native/`` with GCC's address and undefined-behavior sanitizers in
 ``build/sanitize``. Child processes of the tests use the regular module.
 """
 

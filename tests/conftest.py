@@ -40,7 +40,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honoured."""
+    """Distribute units of tests; a ``--dist`` other than pyproject.toml's is honored."""
     from tests.distribution import Scheduler  # xdist calls the hook, so it is installed
 
     return Scheduler(config, log) if config.getoption("dist") == "loadgroup" else None

@@ -75,7 +75,7 @@ def test_default_inputs_rarely_change_the_likeliest_token_of_a_real_model() -> N
 
 
 def test_a_real_chat_model_says_the_same_in_a_batch(smollm: LLM) -> None:
-    others = [[{"role": "user", "content": f"Name {n} colours."}] for n in range(1, 6)]
+    others = [[{"role": "user", "content": f"Name {n} colors."}] for n in range(1, 6)]
     [alone] = smollm.chat(CAPITAL, GREEDY)
     assert smollm.chat([CAPITAL, *others], GREEDY)[0].text == alone.text
 

@@ -101,7 +101,7 @@ async def run_clients(
             mine = asks(seed, number, len(prompts), longest_pause=longest_pause)
             while time.monotonic() < until:
                 ask = next(mine)
-                one = _Request(slow if ask.behaviour == "slow" else http, record, prompts, ask)
+                one = _Request(slow if ask.behavior == "slow" else http, record, prompts, ask)
                 await one.run()
 
         await asyncio.gather(*(client(number) for number in range(count)))
@@ -123,7 +123,7 @@ class _Request:
         """Send the request and record its outcome."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                outcome = await self._bad() if self._ask.behaviour == "bad" else await self._good()
+                outcome = await self._bad() if self._ask.behavior == "bad" else await self._good()
         except (Lost, httpx.HTTPError, TimeoutError, ValueError, KeyError) as error:
             seconds = time.monotonic() - self._began
             self._record.lost.append(f"{self._ask}: {error!r} after {seconds:.1f} s")
@@ -154,7 +154,7 @@ class _Request:
                 raise Lost(f"{answer.status_code} {answer.text[:200]}")
             self._compare(answer.json()["choices"][0]["text"], prompt.text)
             return "complete"
-        slow = self._ask.behaviour == "slow" and prompt.body["temperature"] == 0
+        slow = self._ask.behavior == "slow" and prompt.body["temperature"] == 0
         choices = SLOW_CHOICES if slow else 1
         body = prompt.body | {"stream": True, "n": choices, **({"logprobs": 5} if slow else {})}
         async with self._http.stream("POST", PATH, json=body) as response:
@@ -177,14 +177,14 @@ class _Request:
                 self._add(texts, line)
                 first = first or time.monotonic()
                 received += 1
-                if self._ask.behaviour == "disconnect" and received > self._ask.after:
+                if self._ask.behavior == "disconnect" and received > self._ask.after:
                     self._compare_beginning(texts, prompt.text)
                     return "gave up"
-                if self._ask.behaviour == "slow" and received == 1:
+                if self._ask.behavior == "slow" and received == 1:
                     self._record.slow += 1
                     await asyncio.sleep(self._ask.pause)
         except httpx.TransportError:
-            if self._ask.behaviour != "slow":
+            if self._ask.behavior != "slow":
                 raise
             self._compare_beginning(texts, prompt.text)
             return "cut off"

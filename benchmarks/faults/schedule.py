@@ -12,7 +12,7 @@ LONG_STALL: Final = (12.0, 15.0)
 """Seconds; shorter stalls end before the engine is considered hung."""
 
 Kind = Literal["kill", "stall", "long stall"]
-Behaviour = Literal["read", "disconnect", "slow", "bad"]
+Behavior = Literal["read", "disconnect", "slow", "bad"]
 
 _VOCABULARY: Final = (
     "the a dog cat house river sun moon bird tree walks sings runs under over green small"
@@ -36,13 +36,13 @@ class Ask:
     """The next action of a client.
 
     Attributes:
-        behaviour: ``read`` everything, ``disconnect`` after ``after`` events, be ``slow`` (read one event,
+        behavior: ``read`` everything, ``disconnect`` after ``after`` events, be ``slow`` (read one event,
             nothing for ``pause`` seconds, then the rest), or send something ``bad``.
         prompt: index of the prompt, or of the bad request.
         stream: whether the answer is streamed; always for ``disconnect`` and ``slow``.
     """
 
-    behaviour: Behaviour
+    behavior: Behavior
     prompt: int
     stream: bool
     after: int = 0
@@ -69,16 +69,16 @@ def asks(seed: int, client: int, prompts: int, *, longest_pause: float) -> Itera
     """
     source = random.Random(f"client {client} of {seed}")
     while True:
-        behaviour: Behaviour = source.choices(
-            ("read", "disconnect", "slow", "bad"), (65, 15, 5, 15)
-        )[0]
-        if behaviour == "bad":
+        behavior: Behavior = source.choices(("read", "disconnect", "slow", "bad"), (65, 15, 5, 15))[
+            0
+        ]
+        if behavior == "bad":
             yield Ask("bad", source.randrange(len(BAD)), stream=False)
         else:
             yield Ask(
-                behaviour,
+                behavior,
                 source.randrange(prompts),
-                stream=behaviour != "read" or source.random() < 0.7,
+                stream=behavior != "read" or source.random() < 0.7,
                 after=source.randrange(8),
                 pause=longest_pause if source.random() < 0.2 else source.uniform(0.5, 4.0),
             )

@@ -117,7 +117,7 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _rows(config: dict[str, Any], name: str, bits: Any) -> Any:
-    """Return the tensor in llama.cpp's layout: its llama architecture rotates neighbouring pairs."""
+    """Return the tensor in llama.cpp's layout: its llama architecture rotates neighboring pairs."""
     if _architecture(config) == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         kind = "attention" if "q_proj" in name else "key_value"
         return _interleaved(bits, config[f"num_{kind}_heads"])
@@ -125,7 +125,7 @@ def _rows(config: dict[str, Any], name: str, bits: Any) -> Any:
 
 
 def _interleaved(rows: Any, heads: int) -> Any:
-    """Permute rows: llama.cpp rotates neighbouring pairs, Hugging Face the two halves of a head."""
+    """Permute rows: llama.cpp rotates neighboring pairs, Hugging Face the two halves of a head."""
     halves = rows.reshape(heads, 2, -1, rows.shape[1])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

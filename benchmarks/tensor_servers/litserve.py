@@ -18,7 +18,7 @@ class _Api(litserve.LitAPI):  # type: ignore[misc]
         del device
         self._model = MODELS[self._name](self._folder)
 
-    def decode_request(self, request: Any) -> Any:
+    def decode_request(self, request: dict[str, Any]) -> Any:
         return request["x"]
 
     def batch(self, inputs: list[Any]) -> list[Any]:

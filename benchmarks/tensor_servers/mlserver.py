@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tensor_servers.models import DELAY, MOST, session
+import numpy as np
+
+from benchmarks.tensor_servers.models import DELAY, MOST, PIXELS, session
 
 try:
     from mlserver import MLModel
-    from mlserver.codecs import NumpyCodec
+    from mlserver.codecs import Base64Codec, NumpyCodec
     from mlserver.types import InferenceRequest, InferenceResponse
 except ImportError:  # the module is also looked at where MLServer is not installed
     MLModel = object
@@ -26,11 +28,19 @@ class OnnxModel(MLModel):  # type: ignore[misc]
 
     async def predict(self, payload: "InferenceRequest") -> "InferenceResponse":
         """Compute all outputs."""
-        given = {one.name: NumpyCodec.decode_input(one) for one in payload.inputs}
+        given = {one.name: _array(one) for one in payload.inputs}
         names = [output.name for output in self._session.get_outputs()]
         arrays = self._session.run(names, given)
         outputs = [NumpyCodec.encode_output(n, a) for n, a in zip(names, arrays, strict=True)]
         return InferenceResponse(model_name=self.name, outputs=outputs)
+
+
+def _array(given: Any) -> Any:
+    """Return an input; pixels come in base64, since MLServer takes no binary data over HTTP."""
+    if given.datatype != "BYTES":
+        return NumpyCodec.decode_input(given)
+    rows = [np.frombuffer(row, np.float32) for row in Base64Codec.decode_input(given)]
+    return np.stack(rows).reshape(-1, *PIXELS)
 
 
 def _configure(folder: Path, port: int) -> Path:

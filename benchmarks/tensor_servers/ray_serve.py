@@ -29,7 +29,13 @@ class Model:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False)
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=2**27,
+        log_to_driver=False,
+    )
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[2])})
     for name in MODELS:
         serve.run(Model.bind(name, sys.argv[1]), name=name, route_prefix=f"/{name}")

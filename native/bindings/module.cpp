@@ -8,7 +8,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -56,6 +58,39 @@ FloatType type_tagged(const std::string& tag) {
     if (tag == "BF16") return FloatType::kBF16;
     if (tag == "F16") return FloatType::kF16;
     throw std::invalid_argument("unknown element type '" + tag + "'");
+}
+
+using FloatRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// For executors in Python: y becomes the columns of all ranks, side by side.
+void gather(Communicator& communicator, const FloatTable& x, const std::vector<int64_t>& ranks,
+            FloatRows y) {
+    const auto rows = static_cast<int64_t>(x.shape(0)), own = static_cast<int64_t>(x.shape(1));
+    const int64_t total = std::accumulate(ranks.begin(), ranks.end(), int64_t{0});
+    const int64_t widest = ranks.empty() ? 0 : *std::max_element(ranks.begin(), ranks.end());
+    if (static_cast<int>(ranks.size()) != communicator.ranks() || widest < 1 ||
+        ranks[communicator.rank()] != own || static_cast<int64_t>(y.shape(0)) != rows ||
+        static_cast<int64_t>(y.shape(1)) != total || 4 * widest > communicator.slot_bytes())
+        throw std::invalid_argument("the arrays of an exchange do not fit together");
+    const auto first = [&](int rank) {
+        return std::accumulate(ranks.begin(), ranks.begin() + rank, int64_t{0});
+    };
+    const auto copy = [&](const float* from, int rank, int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r)
+            std::copy_n(from + (r - begin) * ranks[rank], ranks[rank],
+                        y.data() + r * total + first(rank));
+    };
+    nb::gil_scoped_release release;
+    communicator.exchange(
+        rows, 4 * widest,
+        [&](uint8_t* slot, int64_t begin, int64_t end) {
+            std::copy_n(x.data() + begin * own, (end - begin) * own,
+                        reinterpret_cast<float*>(slot));
+            copy(x.data() + begin * own, communicator.rank(), begin, end);
+        },
+        [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
+            copy(reinterpret_cast<const float*>(slot), other, begin, end);
+        });
 }
 
 FloatType scale_type_tagged(const std::string& tag) {
@@ -230,6 +265,7 @@ NB_MODULE(_native, m) {
         .def_static("bytes", &Communicator::bytes, "ranks"_a, "slot_bytes"_a)
         .def_prop_ro("rank", &Communicator::rank)
         .def_prop_ro("ranks", &Communicator::ranks)
+        .def("gather", &gather, "x"_a, "ranks"_a, "y"_a.noconvert())
         .def("fail", &Communicator::fail)
         .def_prop_ro("failed", &Communicator::failed);
 

@@ -60,7 +60,7 @@ struct TileProduct {
     }
 };
 
-// A line of a panel: 16 pairs, of neighbours from two rows.
+// A line of a panel: 16 pairs, of neighbors from two rows.
 GALLEY_INLINE void put_line(uint8_t* to, __m512i both_rows) {
     const __m512i order =
         (__m512i)(__v32hi){0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,

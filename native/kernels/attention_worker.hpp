@@ -128,10 +128,10 @@ struct Worker : Products {
             }
         }
         for (int64_t row = 0; row < rows; ++row)
-            normalise(a.out + row * a.out_stride, a.keys, best[row]);
+            normalize(a.out + row * a.out_stride, a.keys, best[row]);
     }
 
-    static void normalise(float* weights, int64_t count, float best) {
+    static void normalize(float* weights, int64_t count, float best) {
         Floats total = splat(0.0f);
         for (int64_t i = 0; i < count; i += kLanes) {
             store_some(weights + i, exp(load_some(weights + i, count - i) - splat(best)),

@@ -116,7 +116,7 @@ struct LowRank {
 };
 
 // kPairs: bfloat16 whose products are taken two at a time. Not for the paged cache: a token's
-// values are next to its neighbour's, which must be finite.
+// values are next to its neighbor's, which must be finite.
 enum class KvType : int32_t { kF32, kBF16, kInt8, kInt4, kPairs };
 
 // One layer's cache: [blocks][kv_heads] pieces of `head_bytes`, each of them
@@ -253,7 +253,7 @@ struct Kernels {
     void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps,
                        int64_t width, int64_t group, float* y);
     // cos and sin: [pairs]; columns of a head from 2 * pairs on stay as they are. A pair is a
-    // column of the first half of those before and that of the second, or neighbours.
+    // column of the first half of those before and that of the second, or neighbors.
     void (*rope)(const float* x, const float* cos, const float* sin, int64_t pairs, int64_t width,
                  int64_t head_dim, float* y);
     void (*rope_adjacent)(const float* x, const float* cos, const float* sin, int64_t pairs,
@@ -276,7 +276,7 @@ struct Kernels {
     // The ids of those of x[n] that are not <= bar, ascending; returns how many.
     int64_t (*find_above)(const float* x, int64_t n, float bar, int64_t* ids);
     // The softmax of logits x[n], none above `most`, as integers (galley/ops/draws.py): not
-    // normalised; returns their sum.
+    // normalized; returns their sum.
     int64_t (*softmax_weights)(const float* x, int64_t n, float most, float scale,
                                int32_t* weights);
     // Sum of exp(x - most) over x[n], none of which is above `most`.

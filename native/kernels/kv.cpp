@@ -75,7 +75,7 @@ void write(const Cache& c, const float* k, const float* v, int64_t block, int64_
     }
 }
 
-// Of a token with an even number the neighbour's values are left as they are.
+// Of a token with an even number the neighbor's values are left as they are.
 template <>
 void write<PairBF16>(const Cache& c, const float* k, const float* v, int64_t block, int64_t slot) {
     for (int64_t h = 0; h < c.kv_heads; ++h, k += c.key_dim, v += c.value_dim) {

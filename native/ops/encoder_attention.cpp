@@ -51,7 +51,7 @@ class EncoderAttentionOp : public Op {
         return {(before_ < 0 ? kAll : before_) + 1 + after(), false};
     }
 
-    // An input's last value may have no neighbour; what lies there has no weight, but might be
+    // An input's last value may have no neighbor; what lies there has no weight, but might be
     // infinite.
     static void fill_pairs(Execution& e, const Cache& cache, const Tables& tables) {
         e.zeros.resize(cache.kv_heads * std::max(cache.key_dim, cache.value_dim));

@@ -104,7 +104,7 @@ void Execution::take_rows(int64_t count) {
                   s);
 }
 
-// Neighbouring sequences over the same encoder output, as beams are, share its loads.
+// Neighboring sequences over the same encoder output, as beams are, share its loads.
 void Execution::plan_cross_attention() {
     const Tables& tables = step.cross_tables;
     const auto same = [&](int64_t a, int64_t b) {

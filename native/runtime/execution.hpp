@@ -100,7 +100,7 @@ struct ExpertGroups {
 struct Rotation {
     std::vector<float> inv_freq;
     float scale;
-    bool adjacent;  // whether a pair is two neighbours
+    bool adjacent;  // whether a pair is two neighbors
 
     bool operator==(const Rotation& o) const {
         return inv_freq == o.inv_freq && scale == o.scale && adjacent == o.adjacent;

@@ -1,1 +1,1 @@
-"""The recipe of `galley-demo`, the call-centre assistant: `python -m recipes.assistant.train`."""
+"""The recipe of `galley-demo`, the call-center assistant: `python -m recipes.assistant.train`."""

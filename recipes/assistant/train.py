@@ -27,7 +27,7 @@ from galley.demo import MODEL_DIR
 from galley.demo.evaluate import Answerer, Evaluation, evaluate
 from galley.demo.heldout import Message
 
-from ..training import Optimisers, mixed_precision, save_state
+from ..training import Optimizers, mixed_precision, save_state
 from .generator import Example, example, examples
 from .model import DemoConfig, DemoModel, generate, load_checkpoint, save_checkpoint
 from .tokenizer import (
@@ -185,7 +185,7 @@ class Trainer:
         self.recipe, self.device, self.step = recipe, device, 0
         self._process, self._processes = process, processes
         self.model = DemoModel(config).to(device)
-        self._optimisers = Optimisers(
+        self._optimizers = Optimizers(
             self.model.named_parameters(), recipe.muon_rate, recipe.adam_rate
         )
 
@@ -204,7 +204,7 @@ class Trainer:
             shown += float(losses.detach()[weights >= 1].sum()) / written
         if self._processes > 1:
             self._add_up(shown)
-        self._optimisers.step(factor)
+        self._optimizers.step(factor)
         self.step += 1
         return float(shown)
 
@@ -235,7 +235,7 @@ class Trainer:
         state = {
             "step": self.step,
             "model": self.model.state_dict(),
-            "optimisers": self._optimisers.state(),
+            "optimizers": self._optimizers.state(),
         }
         save_state(path, state)
 
@@ -244,7 +244,7 @@ class Trainer:
         state = torch.load(path, map_location=self.device, weights_only=True)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        self._optimisers.load(state["optimisers"])
+        self._optimizers.load(state["optimizers"])
 
 
 def train(

@@ -144,7 +144,7 @@ def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
     if start is not None:
         weights = load_file(start / "model.safetensors")
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     rng, stream, losses = random.Random(recipe.seed), pairs(recipe.seed, recipe.whole), []
@@ -154,7 +154,7 @@ def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
         rate = min((step + 1) / recipe.warmup, 1.0) * (
             0.5 + 0.5 * math.cos(math.pi * step / recipe.steps)
         )
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = recipe.rate * rate
         texts = [pair.first for pair in batch] + [pair.second for pair in batch]
         first, second = trained_vectors(model, tokenizer, texts, recipe, rng).chunk(2)
@@ -162,8 +162,8 @@ def run(recipe: Recipe, output: Path, start: Path | None = None) -> list[float]:
         loss = contrastive_loss(first, second, labels, recipe.temperature)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         losses.append(float(loss.detach()))
         if step % 50 == 49:
             mean = sum(losses[-50:]) / 50

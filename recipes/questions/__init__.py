@@ -1,1 +1,1 @@
-"""Labelled pairs of questions, for the semantic response cache."""
+"""Labeled pairs of questions, for the semantic response cache."""

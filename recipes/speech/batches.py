@@ -134,7 +134,7 @@ class Maker:
                 utterance, speech = Utterance(()), speech[:0]
                 way = line.draw(rng)
                 way = Line(
-                    way.snr, way.colour, way.gain, 4 * way.before, 8 * way.after, 1.0, way.seed
+                    way.snr, way.color, way.gain, 4 * way.before, 8 * way.after, 1.0, way.seed
                 )
         samples = line.over(speech, way)
         if len(samples) > self._mels.chunk_samples:
@@ -142,9 +142,9 @@ class Maker:
         features = self._mels(samples)
         if masked and self.draw.augment:
             _mask(features, rng)
-        return self._labelled(features, utterance, way, choices)
+        return self._labeled(features, utterance, way, choices)
 
-    def _labelled(
+    def _labeled(
         self, features: NDArray[np.float32], utterance: Utterance, way: Line, rng: random.Random
     ) -> Row:
         """Return input and targets of the decoder, in one of the prompt forms it must support."""

@@ -16,8 +16,8 @@ from galley.speech.audio import SAMPLE_RATE
 
 from .voices import RATE, Samples
 
-COLOURS: Final = {"white": 0.0, "pink": -1.0, "brown": -2.0, "blue": 1.0}
-"""Colour -> the exponent with which the noise's power changes with frequency."""
+COLORS: Final = {"white": 0.0, "pink": -1.0, "brown": -2.0, "blue": 1.0}
+"""Color -> the exponent with which the noise's power changes with frequency."""
 SNR: Final = (10.0, 30.0)
 """Range of speech over noise within the band, in dB."""
 _BAND: Final = (300.0, 3400.0)
@@ -31,7 +31,7 @@ class Line:
 
     Attributes:
         snr: signal-to-noise ratio in dB.
-        colour: a key of `COLOURS`.
+        color: a key of `COLORS`.
         gain: level of the loudest speech in dB, relative to 0.7 of full scale.
         before, after: seconds of line noise around the speech.
         warp: pitch, formants and speed together are raised by this factor.
@@ -39,7 +39,7 @@ class Line:
     """
 
     snr: float
-    colour: str
+    color: str
     gain: float
     before: float
     after: float
@@ -51,7 +51,7 @@ def draw(rng: np.random.Generator, *, warp: float = 0.0) -> Line:
     """Return a random line; `warp` is how far from 1 its factor may lie."""
     return Line(
         snr=float(rng.uniform(*SNR)),
-        colour=str(rng.choice(tuple(COLOURS))),
+        color=str(rng.choice(tuple(COLORS))),
         gain=float(rng.uniform(-24, 0)),
         before=float(rng.uniform(0.05, 0.6)),
         after=float(rng.uniform(0.05, 0.7)),
@@ -74,7 +74,7 @@ def over(speech: Samples, line: Line) -> Samples:
     """
     rng = np.random.default_rng(line.seed)
     before, after = round(line.before * RATE), round(line.after * RATE)
-    noise = _noise(rng, before + len(speech) + after, line.colour)
+    noise = _noise(rng, before + len(speech) + after, line.color)
     loudness = float(np.sqrt(np.mean(np.square(speech)))) if len(speech) else 0.1
     received = noise * np.float32(loudness * 10 ** (-line.snr / 20))
     received[before : before + len(speech)] += speech
@@ -91,12 +91,12 @@ def arrival(seconds: float, line: Line) -> float:
     return (line.before + seconds) / line.warp
 
 
-def _noise(rng: np.random.Generator, count: int, colour: str) -> Samples:
+def _noise(rng: np.random.Generator, count: int, color: str) -> Samples:
     """Return line noise: within the band, its root mean square 1."""
     size = _whole(count)
     spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
     frequencies = np.fft.rfftfreq(size, 1 / RATE)
-    spectrum *= _passed(size) * np.maximum(frequencies, 1.0) ** (COLOURS[colour] / 2)
+    spectrum *= _passed(size) * np.maximum(frequencies, 1.0) ** (COLORS[color] / 2)
     noise = np.fft.irfft(spectrum, size)
     scaled: Samples = (noise[:count] / np.sqrt(np.mean(np.square(noise)))).astype(np.float32)
     return scaled

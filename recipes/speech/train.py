@@ -36,7 +36,7 @@ from galley.speech.features import LogMel
 
 from ..assistant.tokenizer import load_tokenizer, token_id
 from ..assistant.wordings import TRAINING
-from ..training import Optimisers, mixed_precision, save_state
+from ..training import Optimizers, mixed_precision, save_state
 from .batches import ALPHABET, Batch, Draw, Maker, feed
 from .evaluate import Evaluation, Transcribe, evaluate
 from .model import SpeechConfig, SpeechModel, load_checkpoint, save_checkpoint, transcribe
@@ -108,7 +108,7 @@ class Trainer:
         self.spelling = nn.Linear(config.width, len(ALPHABET) + 1).to(device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         named += [(f"spelling.{name}", p) for name, p in self.spelling.named_parameters()]
-        self._optimisers = Optimisers(named, recipe.muon_rate, recipe.adam_rate)
+        self._optimizers = Optimizers(named, recipe.muon_rate, recipe.adam_rate)
 
     def train_step(self, groups: Sequence[Batch]) -> Loss:
         """Apply one update from all groups."""
@@ -121,7 +121,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
             written += float(writing.detach()) / tokens
             spelled += float(spelling.detach()) / letters
-        self._optimisers.step(rate_factor(self.recipe, self.step))
+        self._optimizers.step(rate_factor(self.recipe, self.step))
         self.step += 1
         return Loss(written, spelled)
 
@@ -156,7 +156,7 @@ class Trainer:
             "step": self.step,
             "model": self.model.state_dict(),
             "spelling": self.spelling.state_dict(),
-            "optimisers": self._optimisers.state(),
+            "optimizers": self._optimizers.state(),
         }
         save_state(path, state)
 
@@ -166,7 +166,7 @@ class Trainer:
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
         self.spelling.load_state_dict(state["spelling"])
-        self._optimisers.load(state["optimisers"])
+        self._optimizers.load(state["optimizers"])
 
 
 def make_maker(work: Path, recipe: Recipe, config: SpeechConfig) -> Maker:

@@ -164,6 +164,14 @@ class Communicator:
     def rank(self) -> int: ...
     @property
     def ranks(self) -> int: ...
+    def gather(
+        self,
+        x: npt.NDArray[np.float32],
+        ranks: Sequence[int],
+        y: npt.NDArray[np.float32],
+    ) -> None:
+        """Write the columns of all ranks to ``y`` [rows, columns]; ``ranks``: columns of each."""
+
     def fail(self) -> None:
         """End all waits, of all ranks, with RankLost."""
 

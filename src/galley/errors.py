@@ -54,7 +54,7 @@ class GalleyError(Exception):
 
 
 class RequestError(GalleyError, ValueError):
-    """The request cannot be honoured as written. ``param`` names the offending field, if there is one."""
+    """The request cannot be honored as written. ``param`` names the offending field, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

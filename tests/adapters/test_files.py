@@ -65,7 +65,7 @@ def refusal(folder: Path, shapes: Any) -> str:
         ("alpha_pattern", 3, "alpha_pattern: is 3"),
     ],
 )
-def test_what_a_config_asks_for_is_honoured_or_refused(
+def test_what_a_config_asks_for_is_honored_or_refused(
     folder: Path, shapes: Any, field: str, value: Any, says: str
 ) -> None:
     path = folder / "adapter_config.json"

@@ -17,7 +17,7 @@ from galley.bench.serve.chart import Line, chart, ticks
 from galley.bench.serve.compare import _milliseconds, compared
 from galley.bench.serve.lengths import Lengths
 from galley.bench.serve.load import Run
-from galley.bench.serve.measure import quantiles_of, summarise, timeline
+from galley.bench.serve.measure import quantiles_of, summarize, timeline
 from galley.bench.serve.objective import parse_objective
 from galley.bench.serve.page import page
 from galley.bench.serve.results import Point, Report, read_report
@@ -47,7 +47,7 @@ RUN = Run(
 
 def point(load: float = 2.0) -> Point:
     objective = {"ttft": 0.6, "tpot": 0.5}
-    return summarise(RUN, kind="rate", load=load, objective=objective, price_per_hour=3.6)
+    return summarize(RUN, kind="rate", load=load, objective=objective, price_per_hour=3.6)
 
 
 def report(*loads: float, **changes: object) -> Report:

@@ -1,4 +1,4 @@
-"""Behaviour of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
+"""Behavior of every store: it finds entries, evicts old or excess ones, and detects damaged bytes."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The threshold of the semantic cache, from labelled pairs."""
+"""The threshold of the semantic cache, from labeled pairs."""
 
 import random
 from collections.abc import Iterator
@@ -78,8 +78,8 @@ def embedder() -> Iterator[LLM]:
 def scored(embedder: LLM, some: list[recipe.Pair]) -> list[Scored]:
     texts = list(dict.fromkeys(text for pair in some for text in (pair.a, pair.b)))
     vectors = dict(zip(texts, embedder.embed(texts), strict=True))
-    labelled = [Pair(pair.a, pair.b, pair.same) for pair in some]
-    return score(labelled, lambda a, b: float(vectors[a] @ vectors[b]))
+    labeled = [Pair(pair.a, pair.b, pair.same) for pair in some]
+    return score(labeled, lambda a, b: float(vectors[a] @ vectors[b]))
 
 
 def test_false_hits_of_questions_that_tune_has_not_seen_are_few(embedder: LLM) -> None:

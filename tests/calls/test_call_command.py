@@ -118,7 +118,7 @@ def test_secrets_are_in_no_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_flags_that_cannot_be_honoured_are_refused(
+def test_flags_that_cannot_be_honored_are_refused(
     tmp_path: Path, flags: list[str], message: str
 ) -> None:
     file = tmp_path / "a.wav"

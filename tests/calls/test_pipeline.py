@@ -1,4 +1,4 @@
-"""Calls with music and key tones: what the recogniser gets, what is reported and what is written."""
+"""Calls with music and key tones: what the recognizer gets, what is reported and what is written."""
 
 import json
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def results(
     return {"quality": files[0], "words": files[1]["words"]}
 
 
-def test_music_and_keys_are_reported_and_kept_from_the_recogniser(
+def test_music_and_keys_are_reported_and_kept_from_the_recognizer(
     transcriber: Transcriber, call: Samples, tmp_path: Path
 ) -> None:
     found = results(transcriber, tmp_path, (call,), redact=("card",))

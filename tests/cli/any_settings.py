@@ -73,6 +73,14 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "objective": st.lists(st.sampled_from(["chat=-10", "batch=100"]), max_size=2, unique=True).map(
         tuple
     ),
+    "role": st.sampled_from(["off", "prefill", "decode", "both"]),
+    "kv_transfer": st.sampled_from(["127.0.0.1:0", "[::1]:0", "worker-1.example.com:0"]),
+    "kv_transfer_seconds": st.floats(0.01, 3600),
+    "kv_hold_seconds": st.floats(0.01, 3600),
+    "kv_peer": st.lists(st.sampled_from(["10.0.0.0/8", "::1"]), max_size=2).map(tuple),
+    "prefill_replica": st.lists(st.sampled_from(["10.0.0.7:8500"]), max_size=2).map(tuple),
+    "prefill_tokens": st.integers(1, 10**6),
+    "prefill_seconds": st.floats(0.01, 3600),
     "cluster_token_file": TEXT,
     "cluster_ca": TEXT,
     "cluster_cert": TEXT,
@@ -161,11 +169,20 @@ def _events_agree(settings: dict[str, Any], *, several: bool) -> bool:
     return alone and bool(settings.get("prefix_cache", True))
 
 
+def _roles_agree(settings: dict[str, Any]) -> bool:
+    role = settings.get("role", "off")
+    if settings.get("prefill_replica") and role not in ("decode", "both"):
+        return False
+    return bool(role == "off" or settings.get("prefix_cache", True))
+
+
 def _agrees(settings: dict[str, Any]) -> bool:
     """Return whether settings only for draft models, experts on disk or a gate come with these."""
     if settings.get("quality_gate_against") and not settings.get("quality_gate"):
         return False
     if settings.get("objective") and not settings.get("gateway_headers"):
+        return False
+    if not _roles_agree(settings):
         return False
     several = settings.get("models_dir") or settings.get("model_repository")
     if not _events_agree(settings, several=bool(several)):

@@ -115,7 +115,7 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
         completion("ids", prompt=[[1, 2], [3]]),
         "no JSON",
         json.dumps({"custom_id": "no url", "method": "POST", "body": {}}),
-        chat("unknown field", colour="red"),
+        chat("unknown field", color="red"),
         chat("wrong model", model="huge"),
         chat("too long", max_tokens=10_000),
         chat("stream", stream=True),
@@ -148,7 +148,7 @@ def test_every_kind_of_line_has_its_result(tmp_path: Path, run: Run) -> None:
     assert results["batch_req_5"]["error"]["code"] == "invalid_line"
     assert "line 5: The body is not JSON" in results["batch_req_5"]["error"]["message"]
     assert results["batch_req_6"]["error"]["message"] == "line 6: Missing field 'url'"
-    assert refusal(7, 400, "colour") == "unknown field"
+    assert refusal(7, 400, "color") == "unknown field"
     assert refusal(8, 404, "model") == "wrong model"
     assert refusal(9, 400, "max_tokens") == "too long"
     assert refusal(10, 400, "stream") == "stream"

@@ -101,7 +101,7 @@ def test_piped_text_is_a_prompt(checkpoint: Path, llm: LLM) -> None:
     assert done.stdout == greedy(llm, "the mat") + "\n"
 
 
-def test_sampling_flags_and_system_message_are_honoured(checkpoint: Path, llm: LLM) -> None:
+def test_sampling_flags_and_system_message_are_honored(checkpoint: Path, llm: LLM) -> None:
     messages = [{"role": "system", "content": "be a dog"}, {"role": "user", "content": "sit"}]
     params = SamplingParams(temperature=1.3, seed=5, max_tokens=20, top_p=0.9)
     flags = ("--temperature", "1.3", "--seed", "5", "--max-tokens", "20", "--top-p", "0.9")
@@ -116,7 +116,7 @@ def test_sampling_flags_and_system_message_are_honoured(checkpoint: Path, llm: L
         (("--max-tokens", "9999"), "exceed the context"),
     ],
 )
-def test_what_cannot_be_honoured_is_one_line(
+def test_what_cannot_be_honored_is_one_line(
     checkpoint: Path, args: tuple[str, ...], message: str
 ) -> None:
     done = galley("run", checkpoint, "hi", *args, *ONE_THREAD)

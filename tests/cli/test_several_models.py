@@ -79,8 +79,8 @@ def test_settings_hold_for_all_models_but_those_with_their_own(tmp_path: Path) -
         (["chat="], r"the model of chat is empty; .*galley-demo"),
         (["chat=a/b", "chat.model="], r"the model of chat is empty"),
         (
-            ["chat=a/b", "chat.quantise=int4"],
-            r"chat: unknown setting 'quantise'; known: .*weight_dtype",
+            ["chat=a/b", "chat.quant=int4"],
+            r"chat: unknown setting 'quant'; known: .*weight_dtype",
         ),
         (["chat=a/b", "chat.port=1"], r"unknown setting 'port'"),
         (["chat=a/b", "chat.quantize=int3"], r"chat: quantize: 'int3' is not one of"),

@@ -55,7 +55,7 @@ def test_a_file_without_a_header_is_read_as_flags_say(
     assert "needs sample_rate" in missing.stderr
 
 
-def test_flags_of_speech_detection_and_channels_are_honoured(whisper: Path, short: Path) -> None:
+def test_flags_of_speech_detection_and_channels_are_honored(whisper: Path, short: Path) -> None:
     unheard = galley("transcribe", short, *model(whisper), "--vad-threshold", "1")
     assert (unheard.returncode, unheard.stdout) == (0, "")
     assert "no speech was found" in unheard.stderr

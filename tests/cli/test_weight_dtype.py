@@ -88,8 +88,8 @@ def test_a_model_in_this_process_takes_either_name(name: str) -> None:
     invalid: dict[str, Any] = {name: "int3"}
     with pytest.raises(SettingsError, match="weight_dtype: 'int3' is not one of auto, float32, bf"):
         LLM(**invalid)
-    with pytest.raises(SettingsError, match=r"galley\.LLM: unknown setting 'quantise'"):
-        LLM(quantise="int4")
+    with pytest.raises(SettingsError, match=r"galley\.LLM: unknown setting 'quant'"):
+        LLM(quant="int4")
 
 
 @pytest.mark.parametrize("flag", ["--weight-dtype", "--precision"])

@@ -10,8 +10,9 @@ import pytest
 
 from galley import __version__
 from galley.cluster import channel
-from galley.cluster.channel import BadFrame, Channel, greet, receive
+from galley.cluster.channel import Channel, greet, receive
 from galley.errors import SettingsError
+from galley.links.handshake import BadFrame
 from galley.service.frames import MAX_FRAME_BYTES
 
 TOKEN = b"a secret of both machines"

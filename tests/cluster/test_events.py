@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence, Set
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from galley.cluster.router import PrefixRouter
+from galley.cluster.router import PrefixRouter, cached_tokens
 from galley.errors import Conflict, RequestError
 from galley.service.client import EngineClient
 from galley.service.links import ReplicaSource
@@ -21,10 +21,15 @@ from galley.service.streams import OutputStream
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Generate, SamplingParams
+from galley.types.block_hashes import HashChain, salt_hash
+from galley.types.model_info import TransferInfo
+from galley.types.transfers import KVPeer, Role
 from tests.cluster.toy_link import JumpingLoop, Stillborn, ToyEngine, token_at
 from tests.thorough import examples
 
 SEATS = 4
+LONG = 30
+"""Tokens of a prompt from which on it is computed elsewhere first."""
 
 
 class Reader:
@@ -42,6 +47,37 @@ class Reader:
             self.reason = output.finish_reason
 
 
+class Elsewhere:
+    """Computes long prompts, for as long as the test wants; see ``service/prefill.py``."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, asyncio.Future[KVPeer | None]] = {}
+        self.found: dict[str, KVPeer | None] = {}
+
+    def launch(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def wants(self, request: EngineRequest, held: Sequence[Set[bytes]]) -> bool:
+        return request.payload.reads >= LONG
+
+    async def compute(self, request: EngineRequest, deadline: float) -> KVPeer | None:
+        self.waiting[request.id] = asyncio.get_running_loop().create_future()
+        try:
+            self.found[request.id] = await self.waiting[request.id]
+        finally:
+            del self.waiting[request.id]
+        return self.found[request.id]
+
+    def end(self, number: int, *, found: bool) -> None:
+        """End the computation of one of the prompts."""
+        if self.waiting:
+            [*waiting] = self.waiting.values()
+            one = waiting[number % len(waiting)]
+            if not one.done():
+                one.set_result(KVPeer("127.0.0.1", number + 1, 16) if found else None)
+
+
 class ClusterMachine(RuleBasedStateMachine):
     """Replicas of two versions of a model that are killed, cut off, added, drained and replaced."""
 
@@ -54,6 +90,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.retried_at_kill: Counter[str] = Counter()
         self.readers: list[Reader] = []
         self.tasks: list[asyncio.Task[None]] = []
+        self.elsewhere = Elsewhere()
         self.run(self.start())
 
     def run(self, doing: Coroutine[Any, Any, None]) -> None:
@@ -72,6 +109,7 @@ class ClusterMachine(RuleBasedStateMachine):
             remotes=[self.source("a", remote=True), self.source("a", remote=True)],
             router=PrefixRouter(seed=1),
             watchdog=lambda: Watchdog(1e9, 0),
+            prefill=self.elsewhere,
         )
         self.client.launch()
         await self.client.ready()
@@ -109,6 +147,16 @@ class ClusterMachine(RuleBasedStateMachine):
             await self.settle()
 
         self.run(submit())
+
+    @rule(number=st.integers(0, 9), found=st.booleans())
+    def computed(self, number: int, found: bool) -> None:
+        """Have a prompt computed elsewhere, or fail to."""
+
+        async def end() -> None:
+            self.elsewhere.end(number, found=found)
+            await self.settle()
+
+        self.run(end())
 
     @rule(number=st.integers(0, 9))
     def step(self, number: int) -> None:
@@ -239,6 +287,15 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert unfinished.version not in served
                 assert unfinished.version is not None or not served
 
+    @invariant()
+    def prompts_that_are_computed_elsewhere_wait_for_that(self) -> None:
+        for engine in self.engines.values():
+            for request, _ in engine.requests.values():
+                if request.payload.reads >= LONG and not engine.ended:
+                    assert request.kv_from == self.elsewhere.found[request.id]
+        cancelled = {reader.request.id for reader in self.readers if reader.cancelled}
+        assert not cancelled & self.elsewhere.waiting.keys(), "it is computed for nobody"
+
     def teardown(self) -> None:
         self.heal()
         self.run(self.finish())
@@ -254,7 +311,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.loop.close()
 
     async def finish(self) -> None:
-        for _ in range(200):
+        for number in range(200):
+            self.elsewhere.end(number, found=bool(number % 2))
             for engine in self.engines.values():
                 if not engine.ended:
                     engine.step()
@@ -384,3 +442,49 @@ TestClusterMachine = ClusterMachine.TestCase
 TestClusterMachine.settings = settings(
     max_examples=examples(100), stateful_step_count=30, deadline=None
 )
+
+
+def test_a_replica_fetches_what_another_one_has_cached() -> None:
+    """The router moved a session because of the queue, or because its replica leaves."""
+    prompt = [7] * 600
+    request = EngineRequest(
+        id="r", payload=Generate(prompt=prompt, sampling=SamplingParams(seed=1, max_tokens=3))
+    )
+    links: dict[str, ToyEngine] = {}
+
+    def source(name: str, role: Role, port: int) -> ReplicaSource:
+        async def connect() -> ToyEngine:
+            links[name] = ToyEngine("a", SEATS)
+            links[name].transfers = TransferInfo(role=role, host="10.0.0.1", port=port)
+            return links[name]
+
+        return ReplicaSource(name=name, connect=connect, seats=SEATS, remote=True)
+
+    async def kv_from(blocks: int, role: Role, port: int) -> KVPeer | None:
+        client = EngineClient(
+            EngineSettings(max_running=SEATS),
+            "/m",
+            max_queue=10,
+            replicas=0,
+            remotes=[source("one", role, 0), source("other", "both", port)],
+            cached_tokens=cached_tokens,
+        )
+        client.launch()
+        await client.ready()
+        while len(links) < 2 or not all(r.accepts for r in client.fleet.replicas):
+            await asyncio.sleep(0)
+        chain = HashChain(salt_hash("")).upto(prompt, blocks)
+        client.fleet.replicas[1].blocks |= set(chain[:blocks])
+        client.submit(request)  # without a router, to the first
+        [(sent, _)] = links["one"].requests.values()
+        await client.close()
+        links.clear()
+        return sent.kv_from
+
+    async def check() -> None:
+        assert await kv_from(20, "both", 8600) == KVPeer("10.0.0.1", 8600, 320)
+        assert await kv_from(15, "both", 8600) is None  # too few to be worth it
+        assert await kv_from(20, "prefill", 8600) is None  # it does not fetch
+        assert await kv_from(20, "both", 0) is None  # the other one does not offer
+
+    asyncio.run(check())

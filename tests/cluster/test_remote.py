@@ -3,54 +3,18 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import psutil
 import pytest
 
 from tests.cluster.admin import ADMIN_KEY, replicas
+from tests.cluster.replica import Replica
 from tests.cluster.streams import answers, asks
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("cluster")
-
-
-class Replica:
-    """A ``galley replica`` process."""
-
-    def __init__(self, folder: Path, log: Path, token: Path, port: int = 0) -> None:
-        self._log = log
-        flags = f"--threads 1 --kv-cache-tokens 32768 --max-adapters 4 --port {port}".split()
-        self._command = [sys.executable, "-m", "galley", "replica", str(folder), *flags]
-        self._command += ["--cluster-token-file", str(token)]
-
-    def __enter__(self) -> Self:
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-
-        def address() -> str | None:
-            assert self.process.poll() is None, self._log.read_text()
-            found = self._log.read_text().partition("ready for servers at ")[2].split()
-            return found[0] if found else None
-
-        self.address = str(until(address, 120))
-        self.port = int(self.address.rpartition(":")[2])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the process and its engine."""
-        if self.process.poll() is None:
-            process = psutil.Process(self.process.pid)
-            for one in (*process.children(recursive=True), process):
-                one.send_signal(number)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,12 @@ import selectors
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from galley.service.frames import Abort, FromEngine, Leaving, Ready, Step, Submit, ToEngine
 from galley.types import EngineRequest, Output, Tokens
 from galley.types.engine_stats import EngineStats
-from galley.types.model_info import ModelInfo, TextInfo
+from galley.types.model_info import ModelInfo, TextInfo, TransferInfo
 from tests.payloads import generated
 
 
@@ -37,7 +39,8 @@ class ToyEngine:
         self.ended = False
         self._status = 0
         self._frames: asyncio.Queue[FromEngine | None] = asyncio.Queue()
-        self._frames.put_nowait(Ready(info(version), EngineStats(), seats))
+        self.transfers: TransferInfo | None = None
+        self._seats = seats
 
     pid = None
 
@@ -70,6 +73,8 @@ class ToyEngine:
         self._frames.put_nowait(Step(outputs, stats, self.frames_sent))
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
+        about = msgspec.structs.replace(info(self.version), transfers=self.transfers)
+        yield [Ready(about, EngineStats(), self._seats)]
         while (frame := await self._frames.get()) is not None:
             yield [frame]
 

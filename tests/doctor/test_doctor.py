@@ -323,7 +323,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == {"ok": 0, "note": 0, "warning": 1, "problem": 2}[report["level"]]
     checks = {finding["check"] for finding in report["findings"]}
     assert {"kernels", "threads", "NUMA", "memory", "huge pages", "port", "open files"} <= checks
-    assert {"disk", "memory bandwidth", "arithmetic", "neighbours"} <= checks
+    assert {"disk", "memory bandwidth", "arithmetic", "neighbors"} <= checks
     for finding in report["findings"]:
         assert f"{finding['check']}: {finding['found']}" in done.stdout
         assert not finding["cost"] or finding["remedy"]

@@ -57,7 +57,7 @@ def test_the_second_text_has_token_types_if_the_model_uses_them(tmp_path: Path) 
     assert abs(scores[0] - scores[1]) > 1e-3
 
 
-def test_what_cannot_be_honoured_is_refused(llm: galley.LLM) -> None:
+def test_what_cannot_be_honored_is_refused(llm: galley.LLM) -> None:
     with pytest.raises(RequestError, match=r"texts\[1\] has 242 tokens.*truncate=True"):
         llm.embed(["cat", LONG])
     assert llm.embed(["cat", LONG], truncate=True).shape == (2, 48)

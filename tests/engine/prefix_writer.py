@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from galley.engine.prefix_files import Block, PrefixFiles
+from galley.engine.block_form import Block, BlockForm
+from galley.engine.prefix_files import PrefixFiles
 
 SIZE = 1 << 16
 
 
 def files_in(folder: Path) -> PrefixFiles:
     """Return the files that the process writes."""
-    sizes = (SIZE,)
-    return PrefixFiles(folder, b"m" * 16, kv_dtype="float32", block_bytes=sizes, most_bytes=1 << 40)
+    form = BlockForm(b"m" * 16, kv_dtype="float32", block_bytes=(SIZE,))
+    return PrefixFiles(folder, form, most_bytes=1 << 40)
 
 
 def block(number: int) -> Block:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from galley import SamplingParams
+from galley.engine.block_form import BlockForm
 from galley.engine.engine import Engine
 from galley.engine.loaders import load_engine
 from galley.engine.prefix_files import PrefixFiles
@@ -321,8 +322,8 @@ def test_the_folder_stays_within_its_bytes(checkpoint: CheckpointMaker, tmp_path
 
 def test_files_of_others_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     """Other programs have files named .kv, too, and the folder may be one in which people work."""
-    sizes = (SIZE,)
-    files = PrefixFiles(tmp_path, b"m" * 16, kv_dtype="float32", block_bytes=sizes, most_bytes=SIZE)
+    form = BlockForm(b"m" * 16, kv_dtype="float32", block_bytes=(SIZE,))
+    files = PrefixFiles(tmp_path, form, most_bytes=SIZE)
     places = [tmp_path, tmp_path / "app", tmp_path / (b"m" * 16).hex(), tmp_path / "ab" / "cd"]
     foreign = [place / name for place in places for name in ("main.kv", "ab.kv", "x.partial")]
     foreign.append(files.path(b"k" * 16).parent / "main.kv")

@@ -26,6 +26,7 @@ from galley.ops.batch import Batch
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_cache import cached_files
+from galley.runtimes.library import refuse_settings
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -91,6 +92,17 @@ def assert_same_bits(folder: Path, ranks: tuple[int, ...], **chosen: Any) -> Non
 )
 def test_no_division_changes_a_bit(variant: str, kind: str, checkpoint: CheckpointMaker) -> None:
     assert_same_bits(checkpoint(variant), (2, 4), kind=kind)
+
+
+@pytest.mark.parametrize("variant", ["phi3", "mixtral", pytest.param("deepseek-v3", marks=long)])
+def test_the_reference_executor_is_divided_too(variant: str, checkpoint: CheckpointMaker) -> None:
+    """torch's products of other sizes may round otherwise, but only in the last bits."""
+    folder = checkpoint(variant)
+    chosen: dict[str, Any] = {"kind": "float32", "executor": "reference"}
+    expected = all_logits(load_engine(settings_of(folder, **chosen), folder)._executor)
+    with divided(settings_of(folder, 2, **chosen), folder) as engine:
+        for got, wanted in zip(all_logits(engine._executor), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("variant", ["llama", pytest.param("qwen3-moe", marks=long)])
@@ -307,10 +319,13 @@ def test_what_cannot_be_divided_is_refused(
 
     llama = checkpoint("llama")
     assert "4 attention heads share 2 KV heads" in refusal(llama, 8)
+    monkeypatch.setattr("galley.engine.parallel.factory._EXECUTORS", ("cpu",))
     assert "executor 'reference' computes models whole" in refusal(
         llama, kind="float32", executor="reference"
     )
     assert "speech models are not divided" in refusal(checkpoint("whisper"))
+    with pytest.raises(SettingsError, match=r"tensor_parallel is 2, but m\.onnx is of a library"):
+        refuse_settings(EngineSettings(model="m.onnx", tensor_parallel=2), "is of a library")
     with pytest.raises(SettingsError, match="tensor_parallel_cpus is given"):
         settings_of(llama, 1, tensor_parallel_cpus=("0",))
     assert "1 lists of CPUs" in refusal(llama, tensor_parallel_cpus=("0",))

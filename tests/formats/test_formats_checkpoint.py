@@ -174,7 +174,7 @@ def test_old_and_new_rope_spellings_are_the_same_program() -> None:
     )
 
 
-def test_generation_defaults_are_honoured(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
+def test_generation_defaults_are_honored(checkpoint: CheckpointMaker, tmp_path: Path) -> None:
     folder = copy(checkpoint("llama"), tmp_path / "m")
     file = folder / "generation_config.json"
     file.write_text(

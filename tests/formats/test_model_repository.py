@@ -1,4 +1,4 @@
-"""Model repositories in Triton's layout: versions, and the keys of config.pbtxt that are honoured."""
+"""Model repositories in Triton's layout: versions, and the keys of config.pbtxt that are honored."""
 
 import json
 from pathlib import Path

@@ -70,7 +70,7 @@ DEEP = 64 * '{"type":"array","items":' + "{}" + 64 * "}"
         ({"anyOf": [{}] * (MAX_SCHEMAS + 1)}, "subschemas"),
     ],
 )
-def test_a_schema_that_cannot_be_honoured_names_the_keyword(
+def test_a_schema_that_cannot_be_honored_names_the_keyword(
     schema: dict[str, Any], named: str, vocabulary: LLTokenizer
 ) -> None:
     with pytest.raises(RequestError, match=named) as caught:

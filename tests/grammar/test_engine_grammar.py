@@ -297,7 +297,7 @@ def alone(checkpoint: CheckpointMaker) -> dict[str, tuple[object, ...]]:
     ],
     ids=["together", "chunked", "preempted", "reference"],
 )
-def test_neither_a_text_nor_its_neighbours_depend_on_the_batch(
+def test_neither_a_text_nor_its_neighbors_depend_on_the_batch(
     settings: dict[str, Any],
     preempts: bool,
     alone: dict[str, tuple[object, ...]],

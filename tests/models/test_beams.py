@@ -213,7 +213,7 @@ def test_logits_that_leave_nothing_end_the_search() -> None:
         assert search.finished == []
 
 
-def test_what_a_search_cannot_honour_is_refused(checkpoint: CheckpointMaker) -> None:
+def test_what_a_search_cannot_honor_is_refused(checkpoint: CheckpointMaker) -> None:
     with LLM(checkpoint("llama"), executor="reference", threads=1, kv_cache_tokens=160) as llm:
         for change in (
             {"temperature": 0.5},

@@ -249,7 +249,7 @@ LONG_SHAPES = (
 @pytest.mark.parametrize(
     ("shape", "isa", "kv_type"), each_pair(LONG_SHAPES, ISAS, KV_TYPES), ids=str
 )
-def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbours(
+def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbors(
     shape: Shape, isa: str, kv_type: str
 ) -> None:
     """Four threads split the one long sequence; with 40 short ones it stays whole."""
@@ -262,8 +262,8 @@ def test_bits_of_long_contexts_depend_on_neither_threads_nor_chunks_nor_neighbou
         attention = Attention.of(shape, rows, kv_type, isa, threads)
         cuts = [0, *np.sort(rng.choice(range(1, length), 5, replace=False)).tolist(), length]
         for begin, end in itertools.pairwise(cuts):
-            neighbours = [(length + i, 0, 1, t) for i, t in enumerate(others)]
-            for batch in ([], neighbours):
+            neighbors = [(length + i, 0, 1, t) for i, t in enumerate(others)]
+            for batch in ([], neighbors):
                 got = attention.run([(0, begin, end, table), *batch])[: end - begin]
                 assert np.array_equal(got, whole[begin:end]), (threads, begin, end, len(batch))
         for at in rng.integers(0, length, 10).tolist():

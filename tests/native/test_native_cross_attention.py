@@ -134,7 +134,7 @@ def test_cross_attention(
 @pytest.mark.parametrize("kv_type", KV_TYPES)
 @pytest.mark.parametrize("value_dim", [40, 64])
 @pytest.mark.parametrize("isa", ISAS)
-def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbours(
+def test_bits_of_cross_attention_depend_on_neither_threads_nor_neighbors(
     isa: str, value_dim: int, kv_type: str
 ) -> None:
     """Beams over one window share its loads; a lone row is split over threads; blocks held infinities."""

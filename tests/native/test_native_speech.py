@@ -56,11 +56,11 @@ def test_layer_norm(isa: str, rows: int, width: int, seed: int) -> None:
     x = x * rng.choice([1e-3, 1.0, 30.0], (rows, 1)) + rng.choice([0.0, 5.0, -50.0], (rows, 1))
     x = x.astype(np.float32)
     wide = x.astype(np.float64)
-    centred = wide - wide.mean(1, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
+    centered = wide - wide.mean(1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5) * weight + bias
     got = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, width, None, a, b))
     # The error of rounding the mean to float32 grows with the offset of a row.
-    spread = np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+    spread = np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5)
     slack = 1e-6 * (1 + np.abs(wide).max(1, keepdims=True) / spread)
     assert (np.abs(got - expected) <= slack * (np.abs(weight) + np.abs(bias) + 1)).all()
     again = run_op(x, isa, lambda p, a, b: p.layer_norm(weight, bias, 1e-5, width, None, a, a))

@@ -83,7 +83,7 @@ def load(server: Server, lanes: int, *, timeout: str = "60", **body: Any) -> Ite
 
 @contextlib.contextmanager
 def half_speed(engine: psutil.Process) -> Iterator[None]:
-    """Stop the engine's process half of the time, as if a neighbour used its cores."""
+    """Stop the engine's process half of the time, as if a neighbor used its cores."""
 
     def run() -> None:
         while not stop.is_set():

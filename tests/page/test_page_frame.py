@@ -82,8 +82,8 @@ def test_light_and_dark(signed_in: Browser, prefers: str) -> None:
 
 def brightness(browser: Browser) -> float:
     """Return the lightness of the background, 0 to 255."""
-    colour = browser.run("return getComputedStyle(document.documentElement).backgroundColor")
-    red, green, blue = (float(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
+    color = browser.run("return getComputedStyle(document.documentElement).backgroundColor")
+    red, green, blue = (float(part) for part in color.removeprefix("rgb(").rstrip(")").split(","))
     return (red + green + blue) / 3
 
 

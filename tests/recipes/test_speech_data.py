@@ -94,15 +94,15 @@ def power(samples: voices.Samples, low: float, high: float, rate: int) -> float:
     return float(spectrum[(frequencies >= low) & (frequencies < high)].sum())
 
 
-@pytest.mark.parametrize("colour", line.COLOURS)
-def test_a_line_is_narrow_and_as_noisy_as_it_says(colour: str) -> None:
+@pytest.mark.parametrize("color", line.COLORS)
+def test_a_line_is_narrow_and_as_noisy_as_it_says(color: str) -> None:
     speech = np.random.default_rng(1).standard_normal(16_000).astype(np.float32) * 0.05
     narrow = line.band(speech)
     inside = power(narrow, 350, 3300, voices.RATE)
     assert (
         power(narrow, 0, 250, voices.RATE) + power(narrow, 3450, 4001, voices.RATE) < 1e-4 * inside
     )
-    loud = Line(snr=10.0, colour=colour, gain=0.0, before=1.0, after=1.0, warp=1.0, seed=5)
+    loud = Line(snr=10.0, color=color, gain=0.0, before=1.0, after=1.0, warp=1.0, seed=5)
     heard = line.over(narrow, loud)
     assert np.array_equal(heard, line.over(narrow, loud))
     assert len(heard) == 4 * SAMPLE_RATE

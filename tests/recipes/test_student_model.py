@@ -89,7 +89,7 @@ def test_muon_is_that_of_torch() -> None:
     found = []
     for kind in ("ours", "theirs"):
         matrix = torch.nn.Parameter(start.clone())
-        optimiser = (
+        optimizer = (
             Muon([matrix], lr=0.1)
             if kind == "ours"
             else torch.optim.Muon(
@@ -98,7 +98,7 @@ def test_muon_is_that_of_torch() -> None:
         )
         for gradient in gradients:
             matrix.grad = gradient.clone()
-            optimiser.step()
+            optimizer.step()
         found.append(matrix.detach() - start)
     # torch's Muon multiplies in bfloat16.
     assert (found[0] - found[1]).norm() < 0.02 * found[1].norm()

@@ -1,4 +1,4 @@
-"""A labelled corpus of calls: values from Faker, in sentences, typed and spoken, with near misses.
+"""A labeled corpus of calls: values from Faker, in sentences, typed and spoken, with near misses.
 
 Every value that must be found is marked in its template, so labels follow from the construction, not
 from the rules under test.

@@ -1,4 +1,4 @@
-"""Counts of what the rules find in labelled calls, for recall and precision."""
+"""Counts of what the rules find in labeled calls, for recall and precision."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Spans of personal data in text: kinds one by one, and recall and precision on a labelled corpus."""
+"""Spans of personal data in text: kinds one by one, and recall and precision on a labeled corpus."""
 
 from collections.abc import Sequence
 

@@ -202,7 +202,7 @@ def test_what_it_does_not_do_is_refused_and_named(
     check_refused(engine, "ctranslate2", params)
 
 
-def test_values_without_effect_are_honoured(engine: TextEngine[Generate]) -> None:
+def test_values_without_effect_are_honored(engine: TextEngine[Generate]) -> None:
     neutral = SamplingParams(min_p=0.0, presence_penalty=0.0, penalty_window=-1)
     assert len(expand(PROMPTS[0], neutral, engine.info, request_id="a")) == 1
 

@@ -117,7 +117,7 @@ def test_mixes_are_weighted_means_of_styles(folder: Path) -> None:
         ("ada,bea", "no voice 'ada,bea'|mixing"),
     ],
 )
-def test_a_mix_that_cannot_be_honoured_is_refused_by_name(
+def test_a_mix_that_cannot_be_honored_is_refused_by_name(
     folder: Path, voice: str, says: str
 ) -> None:
     with pytest.raises(RequestError, match=says):

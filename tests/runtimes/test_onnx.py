@@ -176,7 +176,7 @@ def test_batch_invariance_pads_every_batch(tmp_path: Path) -> None:
         ('{"max_batch_size": 0}', "max_batch_size"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_be_honoured_are_refused(
+def test_options_that_cannot_be_honored_are_refused(
     tmp_path: Path, options: str, says: str
 ) -> None:
     with pytest.raises(SettingsError, match=says):

@@ -435,7 +435,7 @@ def test_a_call_interrupted_in_a_stream_is_reported_once() -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_named_in_anthropics_form(
+def test_what_cannot_be_honored_is_named_in_anthropics_form(
     server: Server, fields: dict[str, Any], named: str
 ) -> None:
     body = {"model": "calling", "messages": ASKED, "max_tokens": 4} | fields

@@ -1,4 +1,4 @@
-"""Every field of the SDKs is honoured or deliberately refused; a newer SDK shows what is new."""
+"""Every field of the SDKs is honored or deliberately refused; a newer SDK shows what is new."""
 
 from typing import Any
 

@@ -72,7 +72,7 @@ def test_a_stream_has_the_parts_of_the_text(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"text_input": PROMPT, "parameters": {"colour": 1}}, "colour"),
+        ({"text_input": PROMPT, "parameters": {"color": 1}}, "color"),
         ({"text_input": PROMPT, "bad_words": ""}, "bad_words"),
         ({"text_input": PROMPT, "stream": True}, "use /generate_stream"),
         ({"text_input": PROMPT, "parameters": {"n": 2}}, "parameters.n is not supported"),

@@ -191,10 +191,10 @@ def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> 
         sampled = {"num_predict": 60, "temperature": 1.0, "seed": 3, **options}
         return str(client.generate("calling", "the cat", raw=True, options=sampled).response)
 
-    plain, penalised = text(), text(repeat_penalty=1.5)
-    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalised
-    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalised
-    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalised)
+    plain, penalized = text(), text(repeat_penalty=1.5)
+    assert text(repeat_penalty=1.5, repeat_last_n=0) == plain != penalized
+    assert text(repeat_penalty=1.5, repeat_last_n=-1) == penalized
+    assert text(repeat_penalty=1.5, repeat_last_n=4) not in (plain, penalized)
     assert len({text(seed=-1) for _ in range(3)}) == 3
 
 
@@ -222,7 +222,7 @@ def test_a_short_memory_of_penalties_and_a_drawn_seed(client: ollama.Client) -> 
         ("/api/show", {}, "model"),
     ],
 )
-def test_what_cannot_be_honoured_is_named_in_ollamas_form(
+def test_what_cannot_be_honored_is_named_in_ollamas_form(
     server: Server, path: str, fields: dict[str, Any], named: str
 ) -> None:
     given = {"messages": ASKED} if path == "/api/chat" else {"prompt": "x"}

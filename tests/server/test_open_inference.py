@@ -161,12 +161,12 @@ def test_the_clients_compress_and_run_asynchronously(server: Server, client: Any
     assert asyncio.run(run()) == [(2,)] * 16
 
 
-def test_parameters_are_honoured_or_refused_and_named(client: Any) -> None:
+def test_parameters_are_honored_or_refused_and_named(client: Any) -> None:
     x = [given("x", np.ones((1, 30), np.float32), binary=True)]
     assert client.infer("fraud", x, priority=2, timeout=10_000_000).as_numpy("y").shape == (1, 3)
     for options, says in (
         ({"sequence_id": 7, "sequence_start": True}, "parameters.sequence_id"),
-        ({"parameters": {"colour": "red"}}, "parameters.colour"),
+        ({"parameters": {"color": "red"}}, "parameters.color"),
         ({"outputs": [triton.InferRequestedOutput("y", class_count=2)]}, "classification"),
         ({"timeout": 1}, "deadline"),
     ):

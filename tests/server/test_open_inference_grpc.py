@@ -180,7 +180,7 @@ def test_unsupported_methods_are_refused_and_named(client: Any) -> None:
         (lambda: client.infer("other", x), "NOT_FOUND.*does not exist"),
         (lambda: client.infer("fraud", x, model_version="2"), "NOT_FOUND.*has no version '2'"),
         (lambda: client.infer("fraud", x, sequence_id=7), "INVALID_ARGUMENT.*parameters.sequence"),
-        (lambda: client.infer("fraud", x, parameters={"colour": "red"}), "parameters.colour"),
+        (lambda: client.infer("fraud", x, parameters={"color": "red"}), "parameters.color"),
         (lambda: client.infer("fraud", x, timeout=1), "DEADLINE_EXCEEDED.*deadline"),
         (lambda: client.get_model_config("fraud"), "UNIMPLEMENTED.*ModelConfig is not supported"),
         (

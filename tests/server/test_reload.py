@@ -12,7 +12,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.server.conftest import ADMIN_KEY, CONTEXT
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
@@ -76,7 +76,7 @@ def test_new_files_are_served_and_no_request_fails(
         for thread in threads:
             thread.start()
         until(lambda: texts)
-        with Neighbour(server, before):
+        with Neighbor(server, before):
             replace(folder, other)
             hup(server)
             until(lambda: "is served from the new files" in server.log)
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_used_change_nothing(server: Server, folder: Path) 
         before = alone(client)
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-        with Neighbour(server, before):
+        with Neighbor(server, before):
             hup(server)
             until(lambda: "continues unchanged" in server.log)
         assert "model.safetensors" in server.log
@@ -128,7 +128,7 @@ def test_settings_that_changed_take_effect_or_are_named(folder: Path, config: Pa
         config.write_text(
             "kv_cache_tokens: 512\nmax_queue: 7\nport: 1234\nlog_level: debug\nmax_running: 3\n"
         )
-        with Neighbour(server, before):
+        with Neighbor(server, before):
             hup(server)
             until(lambda: "is served from the new files" in server.log)
         assert "changed settings that need a restart: max_queue" in server.log
@@ -186,7 +186,7 @@ def test_operators_reload_by_a_route(server: Server, folder: Path, other: Path) 
         def reload(model: str, **headers: str) -> httpx.Response:
             return client.post("/admin/reload", json={"model": model}, headers=headers)
 
-        with Neighbour(server, before):
+        with Neighbor(server, before):
             assert reload("tiny").status_code == 401
             assert error_of(reload("huge", **admin), 404)["code"] == "model_not_found"
             replace(folder, other)

@@ -234,7 +234,7 @@ def test_an_answer_ends_with_its_time_to_live(server: Server, prompt: list[int])
         ("Cache-Control", "max-age=-1"),
     ],
 )
-def test_headers_that_cannot_be_honoured_are_refused(
+def test_headers_that_cannot_be_honored_are_refused(
     server: Server, prompt: list[int], header: str, value: str
 ) -> None:
     error = error_of(complete(server, prompt, headers={header: value}), 400)

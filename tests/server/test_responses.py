@@ -422,7 +422,7 @@ def test_fields_that_ask_for_nothing_and_the_receipt(server: Server) -> None:
         ({"wings": 2}, "wings"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(
+def test_what_cannot_be_honored_is_named(
     server: Server, fields: dict[str, Any], param: str
 ) -> None:
     body = {"input": "x", "max_output_tokens": 2} | fields

@@ -201,8 +201,8 @@ def test_tokenize_and_detokenize_are_inverse(server: Server) -> None:
         ).json()["tokens"]
         assert long[: len(short)] == short
         assert len(long) > len(short)
-        spelt = http.post("/detokenize", json={"tokens": long}).json()["prompt"]
-        assert spelt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        spelled = http.post("/detokenize", json={"tokens": long}).json()["prompt"]
+        assert spelled == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(

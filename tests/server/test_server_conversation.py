@@ -279,7 +279,7 @@ def call_a_function(client: LiveClient) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
+def test_what_cannot_be_honored_is_refused_by_name(
     client: LiveClient, event: dict[str, Any], param: str | None, says: str
 ) -> None:
     error = client.refused(event.pop("type"), **event)

@@ -266,7 +266,7 @@ def test_streams_survive_the_death_of_the_engine(model: Path, tmp_path: Path) ->
         assert metrics["galley_engine_steps_total"] > before
 
 
-def test_tokens_do_not_wait_for_the_clients_acknowledgement() -> None:
+def test_tokens_do_not_wait_for_the_clients_acknowledgment() -> None:
     async def option() -> int:
         seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -47,7 +47,7 @@ def denied(server: Server, query: str = "?intent=transcription", **headers: str)
         ("?intent=transcription&voice=alloy", 400, "voice"),
     ],
 )
-def test_what_the_address_asks_for_is_honoured_or_refused(
+def test_what_the_address_asks_for_is_honored_or_refused(
     query: str, status: int, param: str, server: Server
 ) -> None:
     found, error = denied(server, query)

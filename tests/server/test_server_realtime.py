@@ -363,7 +363,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
         ),
     ],
 )
-def test_a_setting_that_is_not_honoured_is_named(
+def test_a_setting_that_is_not_honored_is_named(
     session: dict[str, Any], param: str, client: LiveClient
 ) -> None:
     error = client.refused("session.update", session=session, event_id="e1")

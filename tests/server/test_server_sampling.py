@@ -109,14 +109,14 @@ def test_a_stop_string_that_is_complete_after_the_first_tokens_ends_the_text(
 
 
 def test_penalties_keep_a_seed_s_text_in_any_company(http: httpx.Client) -> None:
-    penalised = SAMPLED | {"repetition_penalty": 1.7, "presence_penalty": 0.5}
-    (alone,) = texts(http, **penalised)
-    assert texts(http, **penalised) == [alone]
+    penalized = SAMPLED | {"repetition_penalty": 1.7, "presence_penalty": 0.5}
+    (alone,) = texts(http, **penalized)
+    assert texts(http, **penalized) == [alone]
     assert texts(http, **SAMPLED) != [alone]
     answers: list[str] = []
 
     def ask(seed: int) -> None:
-        (text,) = texts(http, **penalised | {"seed": seed})
+        (text,) = texts(http, **penalized | {"seed": seed})
         if seed == SAMPLED["seed"]:
             answers.append(text)
 
@@ -126,7 +126,7 @@ def test_penalties_keep_a_seed_s_text_in_any_company(http: httpx.Client) -> None
     for thread in company:
         thread.join()
     assert answers == [alone] * 3
-    assert texts(http, n=2, **penalised)[0] == alone
+    assert texts(http, n=2, **penalized)[0] == alone
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -101,7 +101,7 @@ def test_voices_are_chosen_by_name(server: Server, client: OpenAI) -> None:
         ({"pitch": 2}, "pitch", "pitch"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_and_named(
+def test_what_cannot_be_honored_is_refused_and_named(
     server: Server, body: dict[str, Any], param: str, says: str
 ) -> None:
     answer = post(server, **body)

@@ -111,7 +111,7 @@ def test_what_is_stored_is_the_tenants_until_it_is_deleted(server: Server, ada: 
     assert large.store is False
 
 
-def test_options_of_a_stored_response_are_honoured_or_refused_and_named(
+def test_options_of_a_stored_response_are_honored_or_refused_and_named(
     server: Server, ada: OpenAI
 ) -> None:
     made = ada.responses.create(input="Who?", **GREEDY)

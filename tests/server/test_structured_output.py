@@ -179,7 +179,7 @@ def test_json_object_of_structured_outputs(http: httpx.Client) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_named(
+def test_what_cannot_be_honored_is_named(
     http: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2, **fields}

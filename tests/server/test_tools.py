@@ -257,7 +257,7 @@ DEEP: dict[str, Any] = {"type": "object", "properties": {"x": {"description": "x
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_named(
+def test_what_cannot_be_honored_is_named(
     http: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     assert error_of(post(http, **fields))["param"] == param

@@ -339,7 +339,7 @@ def test_defaults_come_from_the_model_and_choices_get_seeds() -> None:
         ([1], {"stop_token_ids": (100,)}, "stop_token_ids"),
     ],
 )
-def test_requests_that_cannot_be_honoured_name_the_field(
+def test_requests_that_cannot_be_honored_name_the_field(
     prompt: list[int], params: dict[str, object], param: str
 ) -> None:
     with pytest.raises(RequestError) as caught:

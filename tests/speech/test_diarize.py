@@ -22,7 +22,7 @@ from galley.speech.diarize.cluster import centroids, merges
 from galley.speech.diarize.diarizer import Cancelled, Diarization, load
 from galley.speech.diarize.nets import Nets
 from galley.speech.diarize.options import DiarizeOptions
-from galley.speech.diarize.speakers import SpeakerLabels, as_rttm, by_channel, labelled
+from galley.speech.diarize.speakers import SpeakerLabels, as_rttm, by_channel, labeled
 from galley.speech.diarize.turns import Turn, _assigned
 from galley.speech.results import Segment, Word
 from galley.speech.sources import RawPcm
@@ -263,7 +263,7 @@ def test_words_and_not_segments_get_a_speaker() -> None:
     said = segment(
         "yes it is what now", [(0.2, 0.5), (0.6, 0.9), (1.0, 1.9), (1.9, 2.3), (2.4, 2.8)]
     )
-    parts = list(labelled([said], SpeakerLabels(TURNS, merges=False)))
+    parts = list(labeled([said], SpeakerLabels(TURNS, merges=False)))
     assert [(part.speaker, part.text) for part in parts] == [
         ("A", " yes it is"),
         ("B", " what now"),
@@ -273,7 +273,7 @@ def test_words_and_not_segments_get_a_speaker() -> None:
 
 def test_a_remark_within_a_turn_gets_its_words() -> None:
     said = segment("so I okay said", [(2.1, 2.5), (2.6, 2.9), (3.05, 3.35), (3.5, 3.9)])
-    parts = list(labelled([said], SpeakerLabels(TURNS, merges=False)))
+    parts = list(labeled([said], SpeakerLabels(TURNS, merges=False)))
     assert [(part.speaker, part.text) for part in parts] == [
         ("B", " so I"),
         ("A", " okay"),
@@ -289,7 +289,7 @@ def test_segments_of_one_turn_are_joined() -> None:
         segment("five", [(4.2, 4.5)]),
         segment("six", [(9.0, 9.5)]),
     ]
-    parts = list(labelled(said, SpeakerLabels(TURNS, merges=True)))
+    parts = list(labeled(said, SpeakerLabels(TURNS, merges=True)))
     assert [(part.id, part.speaker, part.text) for part in parts] == [
         (0, "A", " one two three"),
         (1, "B", " four"),
@@ -301,7 +301,7 @@ def test_segments_of_one_turn_are_joined() -> None:
 
 def test_a_text_without_word_times_is_divided_by_its_characters() -> None:
     said = Segment(id=0, start=0.0, end=4.0, text=" aaaa bbbb cccc dddd")
-    parts = list(labelled([said], SpeakerLabels(TURNS, merges=False)))
+    parts = list(labeled([said], SpeakerLabels(TURNS, merges=False)))
     assert "".join(part.text for part in parts) == said.text
     assert [part.speaker for part in parts] == ["A", "B"]
 

@@ -38,7 +38,7 @@ maybe = st.none()
     least=maybe | st.just(-1.0),
     limit=maybe | st.just(0.6),
 )
-def test_judgement_is_faster_whispers(
+def test_judgment_is_faster_whispers(
     avg_logprob: float,
     compression_ratio: float,
     no_speech_prob: float,
@@ -91,4 +91,4 @@ def test_what_is_wanted_is_checked() -> None:
     with pytest.raises(RequestError, match="unknown language 'xx'"):
         TranscribeOptions(language="xx")
     with pytest.raises(RequestError, match="task must be one of transcribe, translate"):
-        TranscribeOptions(task="summarise")  # type: ignore[arg-type]
+        TranscribeOptions(task="summarize")  # type: ignore[arg-type]

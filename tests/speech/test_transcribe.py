@@ -120,9 +120,9 @@ def test_a_chunks_text_is_transformers_own(
         expected = expected[: last + 1]
     tokenizer = Tokenizer.load(folder)
     # Segments without a letter are dropped.
-    spelt = {t for t in range(tiny.TEXT_TOKENS) if any(map(str.isalnum, tokenizer.decode([t])))}
-    words = [token for token in expected if token in spelt]
-    tokens = [token for segment in segments for token in segment.tokens if token in spelt]
+    spelled = {t for t in range(tiny.TEXT_TOKENS) if any(map(str.isalnum, tokenizer.decode([t])))}
+    words = [token for token in expected if token in spelled]
+    tokens = [token for segment in segments for token in segment.tokens if token in spelled]
     assert tokens[: len(words)] == words
     assert timestamps or len(tokens) == len(words)
     times = [(token - first_time) * 0.02 for token in expected if token >= first_time]

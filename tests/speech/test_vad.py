@@ -15,7 +15,7 @@ from galley.speech.audio import Recording
 from galley.speech.chunks import chunk_audio
 from galley.speech.options import SpeechOptions
 from galley.speech.segmenter import VAD_FRAME, SpeechSegmenter
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Leveled, SpeechDetector
 from tests.speech.recordings import CALL
 
 SILERO = [
@@ -148,7 +148,7 @@ def test_quiet_speech_is_found_where_it_is_when_loud(
 ) -> None:
     def found(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
         blocks = (samples[first : first + 16_000] for first in range(0, len(samples), 16_000))
-        chunks = chunk_audio(blocks, 30, SpeechOptions(), Levelled(detector.stream()), pack=False)
+        chunks = chunk_audio(blocks, 30, SpeechOptions(), Leveled(detector.stream()), pack=False)
         return [(s.start, s.end) for chunk in chunks for s in chunk.segments]
 
     loud = found(call)
@@ -160,7 +160,7 @@ def test_quiet_speech_is_found_where_it_is_when_loud(
 def test_silence_and_faint_noise_are_no_speech(detector: SpeechDetector) -> None:
     noise = np.random.default_rng(0).normal(0, 1e-3, 160_000).astype(np.float32)
     for samples in (np.zeros(160_000, np.float32), noise):
-        stream = Levelled(detector.stream())
+        stream = Leveled(detector.stream())
         assert (stream.feed(samples) < 0.5).all()
 
 

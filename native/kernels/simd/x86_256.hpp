@@ -108,7 +108,7 @@ GALLEY_INLINE Floats load_f16(const uint16_t* a) {
     return r;
 }
 
-// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbours are
+// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbors are
 // summed in 16 bits, with saturation. `w` is unsigned in one, signed in the other.
 GALLEY_INLINE HalvesPart multiply_unsigned(UintPart w, int32_t x) {
     return (HalvesPart)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
@@ -119,7 +119,7 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
                                             _mm256_sign_epi8(_mm256_set1_epi32(x), s));
 }
 GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) { return a >> count; }
-// Sums of two neighbours' products with the halves of `x`, all of them signed.
+// Sums of two neighbors' products with the halves of `x`, all of them signed.
 GALLEY_INLINE IntPart add_products(HalvesPart halves, int32_t x) {
     return (IntPart)_mm256_madd_epi16((__m256i)halves, _mm256_set1_epi32(x));
 }

@@ -88,7 +88,7 @@ GALLEY_INLINE Floats scale_by_power(Floats a, Exponents e, Floats x, float lowes
     return {(FloatPart)_mm512_maskz_scalef_ps(some, a.p[0], e.n.p[0])};
 }
 
-// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbours are
+// Products of the bytes of `w` and, four by four, the signed bytes of `x`; two neighbors are
 // summed in 16 bits, with saturation. `w` is unsigned in one, signed in the other.
 GALLEY_INLINE HalvesPart multiply_unsigned(UintPart w, int32_t x) {
     return (HalvesPart)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(x));
@@ -103,7 +103,7 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
 GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) {
     return (UintPart)_mm512_srlv_epi32((__m512i)a, _mm512_set1_epi32(count));
 }
-// Sums of two neighbours' products with the halves of `x`, all of them signed.
+// Sums of two neighbors' products with the halves of `x`, all of them signed.
 GALLEY_INLINE IntPart add_products(HalvesPart halves, int32_t x) {
     return (IntPart)_mm512_madd_epi16((__m512i)halves, _mm512_set1_epi32(x));
 }

@@ -52,7 +52,7 @@ def _by_replicas(
             _name(one),
             [outcome.replicas for outcome in one.tried],
             [value(outcome) for outcome in one.tried],
-            colour=number,
+            color=number,
             dots=True,
         )
         for number, one in enumerate(answers)
@@ -76,7 +76,7 @@ def _over_time(answers: Sequence[Answer]) -> str:
             counts += [counts[-1], count]
         times.append(max(times[-1], outcome.seconds))
         counts.append(counts[-1])
-        lines.append(Line(f"{one.machine}, {one.scaler}", times, counts, colour=number))
+        lines.append(Line(f"{one.machine}, {one.scaler}", times, counts, color=number))
     return chart("Replicas that serve", "s", "replicas", lines)
 
 
@@ -88,7 +88,7 @@ def _distribution(answers: Sequence[Answer]) -> str:
             f"{_name(one)}, {one.chosen.replicas} replicas",
             percents,
             [one.chosen.ttft_s[name] for name in QUANTILES],
-            colour=number,
+            color=number,
             dots=True,
         )
         for number, one in enumerate(answers)

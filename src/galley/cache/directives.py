@@ -55,7 +55,7 @@ def read_directives(headers: Mapping[str, str]) -> Directives:
         headers: by lower-case name.
 
     Raises:
-        RequestError: a header has a value that cannot be honoured; the error names the header.
+        RequestError: a header has a value that cannot be honored; the error names the header.
     """
     given = [headers.get(n) for n in (CONTROL_HEADER, MODE_HEADER, TTL_HEADER, TAG_HEADER)]
     control, mode, ttl, tag = given

@@ -1,4 +1,4 @@
-"""The threshold of the semantic cache, from pairs of questions that people have labelled.
+"""The threshold of the semantic cache, from pairs of questions that people have labeled.
 
 What is chosen keeps the share of false hits below a budget with 95 % certainty: with few pairs, a threshold
 is not believed even if none of its hits is false.
@@ -170,7 +170,7 @@ def fewest_hits(budget: float) -> int:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read labelled pairs: JSON lines, or a table (.csv, .tsv) with a header.
+    """Read labeled pairs: JSON lines, or a table (.csv, .tsv) with a header.
 
     The fields are a, b and same, or those of Quora's question pairs.
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from galley.calls.estimate import estimate
 from galley.calls.folder import CALL_FILE, CallRecord, now, write_json
 from galley.calls.quality import add_sounds, add_transcript, differ, measure
 from galley.calls.ticket import TicketWriter
@@ -15,7 +16,7 @@ from galley.redact.spans import Kind
 from galley.speech import captions
 from galley.speech.decoder import DecodedRecording
 from galley.speech.diarize.options import DiarizeOptions
-from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labelled
+from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labeled
 from galley.speech.non_speech import Sounds, Times, find_sounds
 from galley.speech.options import TranscribeOptions
 from galley.speech.redacted_audio import write_redacted
@@ -42,7 +43,7 @@ class CallOptions:
         speaker_models: folder with the networks of diarization; None: the bundled ones.
         redact: kinds of personal data to remove.
         redacted_audio: also write the audio without what is removed; if numbers are, without key tones.
-        keep_music: the recogniser gets music and the tones of keys, too.
+        keep_music: the recognizer gets music and the tones of keys, too.
         ticket: writes tickets; None: there are none.
         tenant: whose calls they are.
     """
@@ -95,7 +96,9 @@ class Pipeline:
         (into / "transcript.json").write_bytes(transcript)
         (into / "transcript.txt").write_text(text, encoding="utf-8")
         sound = add_sounds(sound, transcribed.sounds)
-        write_json(into / "quality.json", add_transcript(sound, transcribed.segments, warnings))
+        quality = add_transcript(sound, transcribed.segments, warnings)
+        quality = msgspec.structs.replace(quality, estimated_wer=estimate(quality))
+        write_json(into / "quality.json", quality)
         if options.redacted_audio:
             passages = [*transcribed.passages, *_typed(transcribed.sounds, options.redact)]
             write_redacted(self._open(recording), passages, into / "redacted.wav")
@@ -130,14 +133,14 @@ class Pipeline:
         )
         labels = SpeakerLabels(found, merges=True)
         transcribed.segments = list(
-            labelled(self._segments(recording, None, transcribed, silent), labels)
+            labeled(self._segments(recording, None, transcribed, silent), labels)
         )
         return transcribed
 
     def _silent(
         self, recording: Path, channel: int | None, transcribed: _Transcribed
     ) -> tuple[Times, ...]:
-        """Find the sounds of a channel; return the passages that are kept from the recogniser."""
+        """Find the sounds of a channel; return the passages that are kept from the recognizer."""
         found = find_sounds(self._open(recording, channel))
         transcribed.sounds.append(found)
         return () if self._options.keep_music else (*found.music, *found.keys)

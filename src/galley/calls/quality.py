@@ -10,7 +10,7 @@ from galley.speech.decoder import Audio
 from galley.speech.non_speech import Sounds, Times
 from galley.speech.results import Segment
 from galley.speech.segmenter import VAD_FRAME
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Leveled, SpeechDetector
 
 _SPEECH: Final = 0.5
 _NO_SPEECH: Final = 0.1
@@ -35,7 +35,8 @@ class Quality(msgspec.Struct, kw_only=True):
         mean_word_probability: mean probability of the words.
         no_speech_probability: probability that a chunk has no speech; the mean of the transcript's chunks.
         compression_ratio: of the text of the chunk that repeats itself most.
-        warnings: what the decoder and the recogniser were unsure of.
+        estimated_wer: estimated word error rate, 0 to 1; see :mod:`galley.calls.estimate`.
+        warnings: what the decoder and the recognizer were unsure of.
         music: start and end of each passage of music, in seconds; of two channels, those of both.
         key_presses: start and end of each tone of a telephone's key, in seconds.
     """
@@ -50,6 +51,7 @@ class Quality(msgspec.Struct, kw_only=True):
     mean_word_probability: float | None = None
     no_speech_probability: float | None = None
     compression_ratio: float | None = None
+    estimated_wer: float | None = None
     warnings: tuple[str, ...] = ()
     music: tuple[Times, ...] = ()
     key_presses: tuple[Times, ...] = ()
@@ -61,7 +63,7 @@ def measure(recording: Audio, detector: SpeechDetector) -> Quality:
     Raises:
         AudioError: the recording cannot be decoded any further.
     """
-    stream = Levelled(detector.stream())
+    stream = Leveled(detector.stream())
     probabilities, powers = [], []
     left = np.zeros(0, np.float32)
     clipped = count = 0

@@ -1,4 +1,4 @@
-"""``galley cache tune``: the threshold of the semantic cache from labelled pairs of questions."""
+"""``galley cache tune``: the threshold of the semantic cache from labeled pairs of questions."""
 
 import re
 import shutil
@@ -55,7 +55,7 @@ def tune(
     budget: float | None,
     write: Path | None,
 ) -> None:
-    """Find the threshold of the semantic response cache from labelled pairs of questions.
+    """Find the threshold of the semantic response cache from labeled pairs of questions.
 
     DATA has JSON lines {"a": "...", "b": "...", "same": true}, or is a .csv or .tsv file with these
     columns or those of Quora's question pairs. Prints for each threshold how many pairs that mean the

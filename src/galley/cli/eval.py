@@ -42,7 +42,7 @@ eval_group.add_command(quality)
 @click.argument("model", required=False, help=MODEL_HELP)
 @json_option
 def demo(flags: Flags, model: str | None, json_file: Path | None) -> None:
-    """Score the call-centre tasks on both held-out sets, by exact match of greedy answers.
+    """Score the call-center tasks on both held-out sets, by exact match of greedy answers.
 
     Set 1 holds out names, accounts and numbers; set 2 also holds out the wordings.
     """

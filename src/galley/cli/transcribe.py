@@ -267,10 +267,10 @@ def _write(
     if redactor.kinds:
         segments = _redacted(segments, redactor)
     if found is not None:
-        from galley.speech.diarize.speakers import SpeakerLabels, labelled
+        from galley.speech.diarize.speakers import SpeakerLabels, labeled
 
         labels = SpeakerLabels(found, merges=format_ in ("text", "diarized_json"))
-        segments = labelled(segments, labels)
+        segments = labeled(segments, labels)
     if max_line_width:
         from galley.speech.captions import lines_of
 

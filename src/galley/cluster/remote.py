@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from galley.cluster.access import Access
-from galley.cluster.channel import BadFrame, Channel, greet
+from galley.cluster.channel import Channel, greet
 from galley.errors import SettingsError
+from galley.links.access import Access
+from galley.links.handshake import BadFrame
 from galley.service.frames import FromEngine, ToEngine, bare, decode_from_engine
 from galley.service.links import ReplicaSource
 

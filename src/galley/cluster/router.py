@@ -9,7 +9,7 @@ costs more time than computing the prefix elsewhere would.
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from galley.service.routing import Candidate, Choice
@@ -111,3 +111,16 @@ def _hashes(request: EngineRequest) -> Iterator[bytes]:
     for start in range(0, len(tokens) - BLOCK_TOKENS, BLOCK_TOKENS):
         link = extend_hash(link, tokens[start : start + BLOCK_TOKENS])
         yield link
+
+
+def cached_tokens(request: EngineRequest, caches: Sequence[Set[bytes]]) -> list[int]:
+    """Return how many leading tokens of a request's prompt each cache has; ``caches``: keys of blocks."""
+    counts = [0] * len(caches)
+    matching: Sequence[int] = range(len(caches))
+    for number, link in enumerate(_hashes(request), 1):
+        matching = [i for i in matching if link in caches[i]]
+        if not matching:
+            break
+        for i in matching:
+            counts[i] = number * BLOCK_TOKENS
+    return counts

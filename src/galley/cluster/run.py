@@ -6,12 +6,12 @@ import signal
 import sys
 from typing import Final
 
-from galley.cluster.access import Access, read_access
 from galley.cluster.server import ReplicaServer
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.errors import GalleyError, SettingsError
 from galley.formats.model_files import files_digest
 from galley.formats.source import resolve_model
+from galley.links.access import Access, read_access
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.service.client import EngineClient
@@ -40,6 +40,10 @@ def run_replica(settings: Settings) -> int:
     if settings.kv_events:
         raise SettingsError(
             "kv_events is a setting of galley serve; leave it out of galley replica"
+        )
+    if settings.prefill_replica:
+        raise SettingsError(
+            "prefill_replica is a setting of galley serve; leave it out of galley replica"
         )
     access = read_access(settings)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:

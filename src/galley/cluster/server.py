@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.cluster.access import Access
 from galley.cluster.channel import Channel, receive
 from galley.cluster.remote import send_at_once
 from galley.errors import GalleyError, SettingsError
+from galley.links.access import Access
 from galley.service.client import EngineClient
 from galley.service.frames import (
     Abort,

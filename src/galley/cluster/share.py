@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any, TypeVar
 
-from galley.cluster.access import read_access
 from galley.cluster.remote import remote_source
-from galley.cluster.router import PrefixRouter
+from galley.cluster.router import PrefixRouter, cached_tokens
+from galley.links.access import read_access
 from galley.machine import available_cores
 from galley.settings.cluster import ClusterSettings
 from galley.settings.engine import EngineSettings
@@ -25,7 +25,13 @@ def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
         remotes = [remote_source(address, access, seats) for address in settings.replica]
     several = settings.replicas + len(remotes) > 1
     router = PrefixRouter() if several else None
-    return {"replicas": settings.replicas, "remotes": remotes, "router": router}
+    return {
+        "replicas": settings.replicas,
+        "remotes": remotes,
+        "router": router,
+        "transfer": settings.transfer_plan,
+        "cached_tokens": cached_tokens if several and settings.role != "off" else None,
+    }
 
 
 def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:
@@ -37,6 +43,6 @@ def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:
         return settings
     threads = settings.threads
     if threads is None and settings.device == "cpu":
-        threads = max(1, available_cores() // replicas)
+        threads = max(1, available_cores() // (replicas * settings.tensor_parallel))
     fraction = settings.kv_memory_fraction / replicas
     return dataclasses.replace(settings, threads=threads, kv_memory_fraction=fraction)

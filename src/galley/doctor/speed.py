@@ -177,7 +177,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
     )
     if interference.throttled:
         return Finding(
-            check="neighbours",
+            check="neighbors",
             level="problem",
             found=found,
             cost="the kernel stops all threads for the rest of each period, so streams stutter",
@@ -187,7 +187,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
         )
     if interference.stolen > _STOLEN or worst > _UNSTEADY:
         return Finding(
-            check="neighbours",
+            check="neighbors",
             level="warning",
             found=found,
             cost="latency, above all P99, depends on what else runs on the host",
@@ -195,7 +195,7 @@ def steadiness(measured: Measured, interference: Interference) -> Finding:
             "throttl)",
             figures=figures,
         )
-    return Finding(check="neighbours", level="ok", found=found, figures=figures)
+    return Finding(check="neighbors", level="ok", found=found, figures=figures)
 
 
 def _spread(rates: Spread) -> float:

@@ -7,7 +7,7 @@ from typing import Final
 from galley.engine.adapters import AdapterPool
 from galley.engine.batching import BatchGatherer
 from galley.engine.blocks import BlockPool
-from galley.engine.build_prefix_tier import TIER_BYTES, build_prefix_tier
+from galley.engine.build_prefix_tier import TIER_BYTES, TierBuilder
 from galley.engine.draft_model import DraftModel
 from galley.engine.encoder_cache import EncoderCache
 from galley.engine.engine import Engine
@@ -52,7 +52,8 @@ def build_generation(loading: Loading) -> Engine:
     assert executor.bytes_per_state() == kv.state_bytes
     executor.allocate_kv(kv.blocks, kv.states)
     cache, encoder_cache = _caches(settings, kv)
-    tier = build_prefix_tier(loading, program, options, executor, cache, ledger.isa)
+    tiers = TierBuilder.of(loading, program, options, executor, cache, ledger.isa)
+    tier = tiers.on_disk(settings)
     draft_model: DraftModel | None = None
     if draft is not None:
         draft_model = load_draft(
@@ -94,7 +95,7 @@ def build_generation(loading: Loading) -> Engine:
         priority_steps=settings.priority_steps,
         meter=loading.meter,
         speculation=speculation,
-        preparing=Preparing(grammars, _adapter_pool(executor, program, options), tier),
+        preparing=Preparing(grammars, _adapter_pool(executor, program, options), tier, tiers),
     )
 
 

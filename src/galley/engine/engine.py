@@ -1,7 +1,7 @@
 """The engine: requests go in and tokens come out, one step at a time."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -13,12 +13,13 @@ from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
 from galley.engine.kv import KVCache
-from galley.engine.prefix_tier import PrefixTier, TierStats
+from galley.engine.prefix_tier import PrefixTier
 from galley.engine.preparing import Prepared, Preparing
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
+from galley.engine.tier_stats import TierStats
 from galley.errors import EngineError, same_id
 from galley.ops.executor import Closable, Executor
 from galley.types import (
@@ -33,7 +34,8 @@ from galley.types import (
 )
 from galley.types.block_hashes import BlockContent
 from galley.types.engine_stats import EngineStats
-from galley.types.model_info import ModelInfo
+from galley.types.model_info import ModelInfo, TransferInfo
+from galley.types.transfers import KVPeer, TransferPlan
 
 _GATHERING_SECONDS: Final = 0.002
 """How long a step sleeps while a static batch waits to fill, or all requests are being prepared."""
@@ -60,6 +62,7 @@ class Engine:
         preparing: Preparing | None = None,
     ) -> None:
         self.info = info
+        self._hold_seconds = 0.0
         self._executor = executor
         self._warm_up = (executor.forward_seconds, executor.sample_seconds)
         self._kv = kv
@@ -94,6 +97,14 @@ class Engine:
         """Whether any request processes live audio."""
         return any(s.request.priority <= LIVE_PRIORITY for s in self._sequences.values())
 
+    def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> None:
+        """See :class:`galley.service.protocol.TransferringEngine`."""
+        port = self._preparing.exchange_blocks(plan, wake)
+        self._tier = self._preparing.tier
+        self._hold_seconds = plan.hold_seconds
+        found = TransferInfo(role=plan.role, host=plan.host, port=port)
+        self.info = msgspec.structs.replace(self.info, transfers=found)
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request; later steps return its tokens.
 
@@ -102,6 +113,9 @@ class Engine:
         """
         if request.id in self._sequences or request.id in self._preparing:
             raise same_id(request.id)
+        if request.offered:
+            keep = max(request.keep_seconds, self._hold_seconds)
+            request = msgspec.structs.replace(request, keep_seconds=keep)
         if not self._preparing.add(request):
             self._begin(Prepared(request, time.monotonic()))
 
@@ -240,7 +254,7 @@ class Engine:
     @property
     def _may_wait(self) -> bool:
         """Whether there may be nothing to plan although there is work."""
-        return self._scheduler.gathers or (self._tier is not None and self._tier.is_loading)
+        return self._scheduler.gathers or (self._tier is not None and self._tier.holds)
 
     def _begin_prepared(self) -> None:
         """Turn requests whose grammars and adapters are ready into sequences."""
@@ -277,12 +291,6 @@ class Engine:
             encoder_rows=self._encoder_rows,
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
-            prefix_disk_hit_tokens=tier.hit_tokens,
-            prefix_disk_read_bytes=tier.read_bytes,
-            prefix_disk_written_bytes=tier.written_bytes,
-            prefix_disk_dropped_blocks=tier.dropped_blocks,
-            prefix_disk_damaged_files=tier.damaged_files,
-            prefix_disk_bytes=tier.bytes,
             preemptions=self._scheduler.preemptions,
             forward_seconds=self._executor.forward_seconds - self._warm_up[0] + drafted,
             sample_seconds=self._executor.sample_seconds - self._warm_up[1],
@@ -309,6 +317,7 @@ class Engine:
             expert_evictions=experts.evictions,
             expert_read_bytes=experts.read_bytes,
             expert_read_seconds=experts.read_seconds,
+            **tier.counts,
         )
 
     def take_block_changes(self) -> dict[bytes, bool]:
@@ -375,10 +384,16 @@ class Engine:
                 proposed=sequence.drafts.proposed if sequence.drafts else 0,
                 accepted=sequence.drafts.accepted if sequence.drafts else 0,
             )
-            outputs[i] = msgspec.structs.replace(output, timing=timing)
+            peer = self._offered(sequence) if output.finish_reason else None
+            outputs[i] = msgspec.structs.replace(output, timing=timing, kv_peer=peer)
             if output.finish_reason:
                 del self._sequences[sequence.id]
                 self._speculation.end(sequence)
                 self._scheduler.remove(sequence)
                 self._preparing.release(sequence.request)
         return outputs
+
+    def _offered(self, sequence: Sequence) -> KVPeer | None:
+        """Return where the blocks of a request's prompt can be fetched, if they are for a peer."""
+        here, whole = self.info.transfers, min(sequence.computed, len(sequence.prompt))
+        return here.at(whole) if here is not None and sequence.request.offered else None

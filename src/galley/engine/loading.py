@@ -13,7 +13,7 @@ from galley.engine.read_model import Model, read_model
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
 from galley.graph.program import Program
-from galley.ops.choice import choose_executor
+from galley.ops.choice import choose_executor, executor_factory
 from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions
 from galley.ops.rows import check_isa
 from galley.settings.engine import EngineSettings
@@ -89,6 +89,7 @@ class Loading:
         clock.end("import")
         model = read_model(settings, folder, name)
         if settings.tensor_parallel > 1:
+            executor_factory("cpu")  # raises an error with the remedy if there is no native module
             from galley.engine.parallel.factory import parallel_factory
 
             factory = parallel_factory(factory, name, settings, folder)

@@ -28,15 +28,15 @@ class LogitsAdjuster:
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float64)
         self._output = Counter(output)
         self._generated = len(output)
-        self._penalises_output = bool(params.presence_penalty or params.frequency_penalty)
+        self._penalizes_output = bool(params.presence_penalty or params.frequency_penalty)
         self._rules = TokenRules.of(payload.rules, output, params.thinking)
         self._seen = NO_IDS
-        self._penalises_seen = params.repetition_penalty not in (None, 1.0)
-        if self._penalises_seen:
+        self._penalizes_seen = params.repetition_penalty not in (None, 1.0)
+        if self._penalizes_seen:
             self._seen = np.unique(np.array([*prompt, *output], dtype=np.int64))
         self._window: deque[int] | None = None
         """The tokens that penalties apply to, if not all; the last ``_generated`` are the output's."""
-        if params.penalty_window >= 0 and (self._penalises_output or self._penalises_seen):
+        if params.penalty_window >= 0 and (self._penalizes_output or self._penalizes_seen):
             self._window = deque([*prompt, *output], maxlen=params.penalty_window)
             self._look_back()
 
@@ -56,8 +56,8 @@ class LogitsAdjuster:
         return bool(
             p.logit_bias
             or p.min_tokens > self._generated
-            or self._penalises_output
-            or self._penalises_seen
+            or self._penalizes_output
+            or self._penalizes_seen
             or self._rules is not None
         )
 
@@ -79,7 +79,7 @@ class LogitsAdjuster:
         p = self._params
         base = self._rules.adjustment() if self._rules else LogitsAdjustment()
         ids, penalties = NO_IDS, NO_VALUES
-        if self._penalises_output and self._output:
+        if self._penalizes_output and self._output:
             ids = np.fromiter(self._output.keys(), dtype=np.int64)
             counts = np.fromiter(self._output.values(), dtype=np.float64)
             penalties = p.presence_penalty + p.frequency_penalty * counts
@@ -89,7 +89,7 @@ class LogitsAdjuster:
         return base._replace(
             repeated=self._seen,
             repetition_penalty=p.repetition_penalty or 1.0,
-            penalised=ids,
+            penalized=ids,
             penalties=penalties,
             biased=self._bias_ids,
             biases=self._bias,
@@ -105,16 +105,16 @@ class LogitsAdjuster:
             self._window.append(token)
             self._look_back()
             return
-        if self._penalises_output:
+        if self._penalizes_output:
             self._output[token] += 1
-        if self._penalises_seen:
+        if self._penalizes_seen:
             self._seen = np.union1d(self._seen, [token])
 
     def _look_back(self) -> None:
         """Recount the tokens that penalties apply to, because one has left the window."""
         assert self._window is not None
         tokens = list(self._window)
-        if self._penalises_seen:
+        if self._penalizes_seen:
             self._seen = np.unique(np.array(tokens, dtype=np.int64))
-        if self._penalises_output:
+        if self._penalizes_output:
             self._output = Counter(tokens[max(0, len(tokens) - self._generated) :])

@@ -1,18 +1,15 @@
-"""Files of KV blocks: their format, their names, and their removal.
+"""Files of KV blocks: their names, and their removal.
 
     folder/
       <digest of the model>/
         <first byte of the hash>/
-          <hash of the block's tokens and all before them>.kv     preamble | keys and values | SHA-256
+          <hash of the block's tokens and all before them>.kv     in the form of block_form.py
 
-The preamble says what the block belongs to: the model's digest, the layout, the type of keys and values,
-the hash of the tenant's salt and adapter, and the hash of the tokens. A reader knows the preamble that it
-expects, byte for byte, and the checksum covers everything; whatever differs is a miss. A file is written
-under another name and then renamed, so one with the final name is complete unless the machine crashed.
+A file is written under another name and then renamed, so one with the final name is complete unless the
+machine crashed. Whatever is not as expected is a miss.
 """
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -23,17 +20,15 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import msgspec
 import numpy as np
 
+from galley.engine.block_form import Block, BlockForm
 from galley.ops.executor import Bytes
-from galley.types import BLOCK_TOKENS
 
 log: Final = logging.getLogger("galley.prefixes")
 
-_MAGIC: Final = b"galleykv"
 _SUFFIX: Final = ".kv"
 _PARTIAL_SUFFIX: Final = ".partial"
 _PARTIAL_SECONDS: Final = 3600.0
@@ -41,35 +36,10 @@ _PARTIAL_SECONDS: Final = 3600.0
 _FOLDERS: Final = (re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}"))
 _STORED: Final = re.compile(r"(?:[0-9a-f]{2})+(?:\.kv|\.[0-9a-f]{8}\.partial)")
 """Names of this module's folders, by depth, and of its files. Whatever else is there is not touched."""
-_CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 _LONGEST_KEPT: Final = 86_400.0
 """Seconds for which a block is kept at most; a file with a later time has a wrong one."""
 _TRIMMED: Final = 7 / 8
 """Share of the allowed bytes that is left after the oldest files are removed."""
-
-
-class Block(NamedTuple):
-    """The content of a block.
-
-    Attributes:
-        key: hash of its tokens and of all before them, and the KV group.
-        group: the KV group.
-        root: the hash with which its chain begins: the tenant's salt and the adapter.
-    """
-
-    key: bytes
-    group: int
-    root: bytes
-
-
-class _Preamble(msgspec.Struct, frozen=True):
-    model: str
-    kv_dtype: str
-    block_tokens: int
-    group: int
-    bytes: int
-    root: str
-    key: str
 
 
 class PrefixFiles:
@@ -79,9 +49,7 @@ class PrefixFiles:
 
     Args:
         folder: the folder; it is made if it is missing, for its owner alone.
-        model: digest of everything that keys and values depend on, other than tokens, salt and adapter.
-        kv_dtype: type of keys and values.
-        block_bytes: bytes of a block of each KV group.
+        form: the form of the model's blocks.
         most_bytes: bytes that the files in the folder may take, those of other models included.
 
     Attributes:
@@ -93,23 +61,13 @@ class PrefixFiles:
             who wrote a file.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: bytes,
-        *,
-        kv_dtype: str,
-        block_bytes: tuple[int, ...],
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, folder: Path, form: BlockForm, *, most_bytes: int) -> None:
         self.folder = folder
         self.bytes = self.damaged = 0
-        self._model = model.hex()
-        self._kv_dtype = kv_dtype
-        self._block_bytes = block_bytes
+        self._form = form
         self._most_bytes = most_bytes
         self._unscanned = 0
-        self._own = folder / self._model
+        self._own = folder / form.model
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._own.mkdir(mode=0o700, exist_ok=True)
         if not os.access(self._own, os.R_OK | os.W_OK | os.X_OK):
@@ -155,19 +113,13 @@ class PrefixFiles:
 
     def _intact(self, file: BufferedReader, block: Block) -> Bytes | None:
         """Return the keys and values in an open file, or None if anything in it is not as expected."""
-        preamble = self._preamble(block)
-        end = len(preamble) + self._block_bytes[block.group]
-        found = np.empty(end + _CHECKSUM_BYTES, dtype=np.uint8)
+        found = np.empty(self._form.size(block), dtype=np.uint8)
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != len(found):
             return None
         if file.readinto(found.data) != len(found):
             return None
-        if found[: len(preamble)].tobytes() != preamble:
-            return None
-        if hashlib.sha256(found[:end].data).digest() != found[end:].tobytes():
-            return None
-        return found[len(preamble) : end]
+        return self._form.content(block, found)
 
     def write(self, block: Block, data: Bytes, *, until: float = 0.0) -> int:
         """Write a block, unless its file is there and intact, and return the number of bytes written.
@@ -184,22 +136,20 @@ class PrefixFiles:
         if self.exists(block.key) and self.read(block) is not None:
             self.touch(block.key, until=until)
             return 0
-        preamble = self._preamble(block)
-        checksum = hashlib.sha256(preamble)
-        checksum.update(data.data)
+        parts = self._form.parts(block, data)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         partial = path.with_suffix(f".{secrets.token_hex(4)}{_PARTIAL_SUFFIX}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(partial, flags, 0o600), "wb") as file:
-                file.writelines((preamble, data.data, checksum.digest()))
+                file.writelines(parts)
             os.replace(partial, path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
         if until:
             self.touch(block.key, until=until)
-        written = len(preamble) + data.nbytes + _CHECKSUM_BYTES
+        written = sum(map(len, parts))
         self.bytes += written
         self._unscanned += written
         return written
@@ -257,20 +207,6 @@ class PrefixFiles:
                         yield when, status.st_size, path
                     elif now - status.st_mtime > _PARTIAL_SECONDS:
                         os.unlink(path)
-
-    def _preamble(self, block: Block) -> bytes:
-        header = msgspec.json.encode(
-            _Preamble(
-                model=self._model,
-                kv_dtype=self._kv_dtype,
-                block_tokens=BLOCK_TOKENS,
-                group=block.group,
-                bytes=self._block_bytes[block.group],
-                root=block.root.hex(),
-                key=block.key.hex(),
-            )
-        )
-        return _MAGIC + len(header).to_bytes(4, "little") + header
 
 
 def _check_private(folder: Path) -> None:

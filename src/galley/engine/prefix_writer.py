@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Final, NamedTuple
 
-from galley.engine.prefix_files import Block, PrefixFiles
+from galley.engine.block_form import Block
+from galley.engine.prefix_files import PrefixFiles
 from galley.machine import lower_thread_priority
 from galley.ops.executor import Bytes
 

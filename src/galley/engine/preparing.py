@@ -1,15 +1,17 @@
 """Requests that are not sequences yet: they wait for their grammars to compile or adapters to load."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from galley.engine.adapters import AdapterPool
+from galley.engine.build_prefix_tier import TierBuilder
 from galley.engine.prefix_tier import PrefixTier
-from galley.errors import GalleyError
+from galley.errors import GalleyError, SettingsError
 from galley.grammar.matcher import GrammarMatcher, Grammars
 from galley.types import EngineRequest, Generate, Output
+from galley.types.transfers import TransferPlan
 
 
 class Prepared(NamedTuple):
@@ -46,6 +48,7 @@ class Preparing:
         grammars: Grammars | None = None,
         adapters: AdapterPool | None = None,
         tier: PrefixTier | None = None,
+        tiers: TierBuilder | None = None,
     ) -> None:
         """Create an empty queue.
 
@@ -53,10 +56,12 @@ class Preparing:
             grammars: compiles grammars; None if no request has one.
             adapters: loads adapters; None if no request has one.
             tier: has prefixes on disk, for which sequences wait in it; None if there are none.
+            tiers: builds a tier for the exchange of blocks with peers.
         """
         self.grammars = grammars
         self.adapters = adapters
         self.tier = tier
+        self._tiers = tiers
         self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
@@ -64,6 +69,17 @@ class Preparing:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
+
+    def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> int:
+        """Exchange blocks with peers from now on; return the port at which they are offered, or 0.
+
+        Raises:
+            SettingsError: see :meth:`TierBuilder.with_peers`.
+        """
+        if self._tiers is None:
+            raise SettingsError(f"role is {plan.role}, but this engine has no prefix cache")
+        self.tier, port = self._tiers.with_peers(self.tier, plan, wake)
+        return port
 
     def add(self, request: EngineRequest) -> bool:
         """Queue a request that needs preparing; return False for any other."""

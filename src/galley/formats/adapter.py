@@ -49,7 +49,7 @@ _IGNORED: Final = frozenset(
 )
 """Ignored fields: about training, or about which layers have factors, which the tensors show."""
 
-_HONOURED: Final = frozenset(
+_HONORED: Final = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
 )
 _NOTHING: Final[tuple[object, ...]] = (None, False, "", "none", [], {})
@@ -81,13 +81,13 @@ class AdapterConfig(NamedTuple):
     Attributes:
         rank: rank of modules that ``ranks`` does not name.
         alpha: alpha of modules that ``alphas`` does not name; the scale is alpha / rank.
-        stabilised: whether the scale is alpha / sqrt(rank) instead.
+        stabilized: whether the scale is alpha / sqrt(rank) instead.
         ranks, alphas: patterns of module names -> values for these modules.
     """
 
     rank: int
     alpha: float
-    stabilised: bool
+    stabilized: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
 
@@ -98,7 +98,7 @@ class AdapterConfig(NamedTuple):
     def scale_of(self, module: str) -> float:
         """Return the scale of a module's product."""
         rank, alpha = self.rank_of(module), _of(self.alphas, module, self.alpha)
-        return alpha / (math.sqrt(rank) if self.stabilised else rank)
+        return alpha / (math.sqrt(rank) if self.stabilized else rank)
 
 
 def _of(patterns: Mapping[str, N], module: str, default: N) -> N:
@@ -164,7 +164,7 @@ def read_config(folder: Path) -> AdapterConfig:
             "the adapter to plain LoRA with path_initial_model_for_weight_conversion"
         )
     for name, value in fields.items():
-        known = name in _IGNORED or name in _HONOURED or name == "init_lora_weights"
+        known = name in _IGNORED or name in _HONORED or name == "init_lora_weights"
         if not known and not _has_no_effect(name, value, fields):
             raise UnsupportedModel(
                 f"{path}: {shown(name)} is {shown(value)}, which is not supported"
@@ -172,7 +172,7 @@ def read_config(folder: Path) -> AdapterConfig:
     return AdapterConfig(
         rank=_rank(path, "r", fields.get("r")),
         alpha=_alpha(path, "lora_alpha", fields.get("lora_alpha")),
-        stabilised=_flag(path, "use_rslora", fields.get("use_rslora", False)),
+        stabilized=_flag(path, "use_rslora", fields.get("use_rslora", False)),
         ranks=_patterns(path, "rank_pattern", fields, _rank),
         alphas=_patterns(path, "alpha_pattern", fields, _alpha),
     )

@@ -70,7 +70,7 @@ def permuted_heads(name: str) -> str | None:
 def permuted(rows: Any, heads: int) -> Any:
     """Permute rows of llama's q and k to the order of GGUF files.
 
-    llama.cpp's converter interleaves the halves of each head, since it rotates neighbours.
+    llama.cpp's converter interleaves the halves of each head, since it rotates neighbors.
     """
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1)
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

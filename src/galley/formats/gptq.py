@@ -135,7 +135,7 @@ def _zeros(packed: Words, bits: int, outputs: int, less_one: bool) -> Bytes:
     """Return the zero points [outputs, groups].
 
     GPTQModel subtracts and adds the ones word by word, so that a zero point of 0 borrows from its
-    neighbours; for 3 bits, which cross words, it wraps each zero point separately.
+    neighbors; for 3 bits, which cross words, it wraps each zero point separately.
     """
     if less_one and 32 % bits == 0:
         ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))

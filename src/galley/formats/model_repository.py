@@ -1,7 +1,7 @@
 """A model repository in Triton's layout: ``NAME/VERSION/model.onnx`` and ``NAME/config.pbtxt``.
 
 Of the configuration, which is a ModelConfig message of Triton's ``model_config.proto`` as text, the fields
-that are declared here are honoured; any other is refused by name.
+that are declared here are honored; any other is refused by name.
 """
 
 import importlib
@@ -171,7 +171,7 @@ def _model(folder: Path, filename: str) -> str:
 
 
 def _parsed(file: Path) -> Any:
-    """Parse a configuration. Raises CheckpointError for a field that is not honoured."""
+    """Parse a configuration. Raises CheckpointError for a field that is not honored."""
     try:
         from google.protobuf import text_format
 
@@ -187,7 +187,7 @@ def _parsed(file: Path) -> Any:
         text_format.Parse(file.read_text(encoding="utf-8"), config)
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{error} Fields that are not honoured are refused: leave them out", file=str(file)
+            f"{error} Fields that are not honored are refused: leave them out", file=str(file)
         ) from error
     return config
 

@@ -128,7 +128,7 @@ class Call:
             NotStored: only stored answers are wanted, and there is none.
         """
         responses, mode = self.backend.responses, self.cache_mode
-        if responses is None:
+        if responses is None or self.caller.offered:
             if waits:
                 return await self.submit_when_room(requests)
             return self.submit_all(requests, reserve=reserve)

@@ -8,6 +8,7 @@ from galley.errors import Draining, EngineError, RequestError
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.service.streams import Outputs
 from galley.types import Output, Tensors, Timing, Vector
+from galley.types.transfers import KVPeer
 
 if TYPE_CHECKING:
     from galley.gateway.call import Call
@@ -23,6 +24,7 @@ class CallStream:
         tokens: number of tokens so far.
         first_token: arrival of the first token, on the monotonic clock; None before.
         timing: the last known timing.
+        kv_peer: where the blocks of the prompt can be fetched, once it has ended.
     """
 
     def __init__(self, call: "Call", stream: Outputs) -> None:
@@ -30,6 +32,7 @@ class CallStream:
         self.tokens = 0
         self.first_token: float | None = None
         self.timing: Timing | None = None
+        self.kv_peer: KVPeer | None = None
         self._call = call
         self._stream = stream
         self._submitted = self._latest = time.monotonic()
@@ -54,6 +57,7 @@ class CallStream:
         if output.timing is not None:
             self.timing = output.timing
         if output.finish_reason is not None:
+            self.kv_peer = output.kv_peer
             self._ended()
         return output
 

@@ -19,6 +19,7 @@ from galley.observe.tenants import TenantMetrics
 from galley.observe.tracing import Trace
 from galley.service.turns import Share
 from galley.types import LIVE_PRIORITY, Adapter, EngineRequest
+from galley.types.transfers import KVPeer
 
 
 @dataclass(eq=False)
@@ -40,6 +41,8 @@ class Caller:
         flow: requests of a tenant's different flows share the model like tenants.
         objective: priority of the request's objective, added to that of the tenant.
         first_token_by: time by which the first token has to be expected for the request to be admitted.
+        offered: whether another server will fetch the prompt's keys and values.
+        kv_from: where those of the prompt are.
         derived: the derived model by whose name the request names its model, if it does.
     """
 
@@ -58,6 +61,8 @@ class Caller:
     flow: str = ""
     objective: int = 0
     first_token_by: float = math.inf
+    offered: bool = False
+    kv_from: KVPeer | None = None
 
     @property
     def tenant(self) -> Tenant:
@@ -91,6 +96,8 @@ class Caller:
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
                 keep_seconds=self.keep_seconds,
+                offered=self.offered,
+                kv_from=self.kv_from,
             )
             for request in requests
         ]

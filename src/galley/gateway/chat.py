@@ -51,7 +51,7 @@ async def converse(
         truncate: whether to leave out the conversation's first turns if it is too long.
 
     Raises:
-        RequestError: the request cannot be honoured by this model.
+        RequestError: the request cannot be honored by this model.
         Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
         EngineFailed: the engine will not come back.
     """
@@ -158,7 +158,7 @@ async def prompt_of(backend: Backend, conversation: Conversation, share: Share) 
     """Return the token ids of a tenant's conversation, rendered by the model's chat template.
 
     Raises:
-        RequestError: the request cannot be honoured by this model.
+        RequestError: the request cannot be honored by this model.
     """
     text = backend.require_text()
     check_tools(conversation, text.format)

@@ -24,6 +24,7 @@ from galley.tools.events import Event, Text
 from galley.tools.parser import Parser
 from galley.traffic.recorder import Recorded
 from galley.types import SamplingParams, TokenLogprob
+from galley.types.transfers import KVPeer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -105,7 +106,7 @@ class Generation:
             question: of a chat, what the response cache may compare by meaning.
 
         Raises:
-            RequestError: the request cannot be honoured by this model.
+            RequestError: the request cannot be honored by this model.
             Unavailable: the queue is full, the tenant has no tokens left, or the engine is not ready.
             EngineFailed: the engine will not come back.
         """
@@ -179,6 +180,11 @@ class Generation:
     def stop_string(self, choice: int) -> str | None:
         """Return the stop string that ended the choice's text, or None."""
         return self._choices[choice].text.stop_string
+
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """Where the keys and values of the prompt can be fetched, if the request says that they will be."""
+        return self._choices[0].kv_peer
 
     @property
     def receipt(self) -> Receipt:
@@ -305,6 +311,11 @@ class _Choice:
         spans = self.parser.reasoning_spans if self.parser is not None else ()
         at = partial(bisect_left, self._offsets)
         return sum(at(end) - at(begin) for begin, end in spans)
+
+    @property
+    def kv_peer(self) -> KVPeer | None:
+        """See :attr:`CallStream.kv_peer`."""
+        return self._stream.kv_peer
 
     def close(self) -> None:
         """Abort the sequence in the engine if it still runs. Idempotent."""

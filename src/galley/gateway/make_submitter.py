@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from galley.cluster.prefill import RemotePrefill
 from galley.cluster.share import fleet_of, share_of_machine
 from galley.gateway.submitter import Submitter
 from galley.service.client import EngineClient
@@ -29,6 +30,8 @@ def make_submitter(
     """
     if isinstance(settings, ClusterSettings):
         hooks |= fleet_of(settings)
+        if settings.prefill_replica:
+            hooks |= {"prefill": RemotePrefill(settings, folder, max_queue=max_queue)}
         if settings.kv_events:
             events = kv_events(settings.kv_events, settings.kv_events_topic)
             hooks |= {"on_blocks": events.changed, "publishes_tokens": True}

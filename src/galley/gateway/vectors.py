@@ -77,7 +77,7 @@ class Vectors:
             remedy: this protocol's advice for a text that is too long.
 
         Raises:
-            RequestError: a text cannot be honoured by this model.
+            RequestError: a text cannot be honored by this model.
         """
         self._call = call
         self._done = 0

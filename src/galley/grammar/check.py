@@ -151,7 +151,7 @@ def _choice(choices: list[str]) -> str:
 def _lark(source: str, field: str) -> str:
     """Return Lark unchanged; convert GBNF, whose rules are written with ``::=``, to it.
 
-    A schema inside a grammar could have keywords that are not honoured.
+    A schema inside a grammar could have keywords that are not honored.
     """
     if re.search(r"%json\s*\{", source):
         raise RequestError(

@@ -1,9 +1,9 @@
-"""The parts of JSON Schema that are honoured, by name. An unsupported constraint is an error: it is never
+"""The parts of JSON Schema that are honored, by name. An unsupported constraint is an error: it is never
 ignored.
 
 llguidance refuses keywords that it knows and does not implement, but ignores those that it does not know.
 Therefore a schema is checked first. By the standard, a keyword that no draft defines does not constrain
-values; a keyword that is a constraint elsewhere, or looks like a misspelt constraint, is refused all the
+values; a keyword that is a constraint elsewhere, or looks like a misspelled constraint, is refused all the
 same.
 """
 
@@ -71,7 +71,7 @@ _ANNOTATIONS: Final = frozenset(
 )
 _KNOWN: Final = _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS | _ANNOTATIONS
 
-_NOT_HONOURED: Final = frozenset(
+_NOT_HONORED: Final = frozenset(
     (
         *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
         *("dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
@@ -101,7 +101,7 @@ _NOT_HONOURED: Final = frozenset(
 
 _CONSTRAINTS: Final = {
     name.lower().strip("$"): name
-    for name in sorted(_NOT_HONOURED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
+    for name in sorted(_NOT_HONORED | _IN_MAPS | _IN_LISTS | _DIRECT | _ASSERTIONS)
 }
 _PREFIXES: Final = ("x-", "_", "@")
 """Beginnings of names that are not JSON Schema's: of extensions, of keywords that were switched off, of
@@ -114,7 +114,7 @@ _LEAST_SIMILARITY: Final = 0.86
 def parse_schema(
     source: str, field: str, *, written: Callable[[float], str] = str
 ) -> dict[str, Any]:
-    """Parse a schema from JSON text and check that all its keywords are honoured.
+    """Parse a schema from JSON text and check that all its keywords are honored.
 
     Args:
         source: the text, short enough to be parsed.
@@ -122,7 +122,7 @@ def parse_schema(
         written: see :func:`galley.grammar.numbers.fault_of_numbers`, which may change bounds.
 
     Raises:
-        RequestError: it is no JSON object, or a keyword is not honoured; names ``field`` and the keyword.
+        RequestError: it is no JSON object, or a keyword is not honored; names ``field`` and the keyword.
     """
     try:
         schema = json.loads(source)
@@ -237,7 +237,7 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _fault(part: Any, place: str, root: dict[str, Any]) -> str | None:
-    """Return the reason why a subschema cannot be honoured; None if it can."""
+    """Return the reason why a subschema cannot be honored; None if it can."""
     if isinstance(part, bool):
         return None
     if not isinstance(part, dict):
@@ -278,7 +278,7 @@ def _is_longer(length: Any) -> bool:
 
 def _not_an_annotation(keyword: str, value: Any) -> str | None:
     """Return why an unknown keyword cannot be an annotation, which by the standard constrains nothing."""
-    if keyword in _NOT_HONOURED:
+    if keyword in _NOT_HONORED:
         no_effect = keyword in ("uniqueItems", "nullable", "optional") and value is False
         return None if no_effect else f"the keyword {shown(keyword)} is not supported"
     if keyword.startswith(_PREFIXES):

@@ -80,14 +80,14 @@ def _placed(program: Program, sources: Mapping[int, int]) -> dict[int, Box]:
 
 
 def _box(box: Box) -> str:
-    colour = box.op.signature.colour
-    centre = box.x + _BOX[0] // 2
+    color = box.op.signature.color
+    center = box.x + _BOX[0] // 2
     return (
         f'<g><title>{escape(_details(box.op))}</title><rect x="{box.x}" y="{box.y}" '
-        f'width="{_BOX[0]}" height="{_BOX[1]}" rx="6" fill="{colour}" stroke="#888888"/>'
-        f'<text x="{centre}" y="{box.y + 17}" text-anchor="middle" font-weight="bold">'
+        f'width="{_BOX[0]}" height="{_BOX[1]}" rx="6" fill="{color}" stroke="#888888"/>'
+        f'<text x="{center}" y="{box.y + 17}" text-anchor="middle" font-weight="bold">'
         f"{escape(box.op.name)} &#8594; {' + '.join(map(str, box.op.widths))}</text>"
-        f'<text x="{centre}" y="{box.y + 32}" text-anchor="middle" fill="#555555">'
+        f'<text x="{center}" y="{box.y + 32}" text-anchor="middle" fill="#555555">'
         f"{escape(_short_weights(box.op))}</text></g>"
     )
 

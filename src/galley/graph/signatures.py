@@ -162,7 +162,7 @@ class Signature:
             (:func:`galley.ops.lowering.work_bytes`).
         quantizes: it can quantize its last output itself, as ``<op>_quantize``.
         base: the original op of ``<op>_quantize``.
-        colour: colour of its box in the picture.
+        color: color of its box in the picture.
     """
 
     inputs: int
@@ -184,7 +184,7 @@ class Signature:
     works: bool = False
     quantizes: bool = False
     base: str = ""
-    colour: str = "#eeeeee"
+    color: str = "#eeeeee"
 
 
 _WEIGHT: Final = frozenset({"weight"})
@@ -263,7 +263,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         matrices=_WEIGHT,
         arguments=("weight",),
         reads_a_row=True,
-        colour=_GREEN,
+        color=_GREEN,
     ),
     "linear": Signature(
         1,
@@ -273,7 +273,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("weight", "bias", "input_layout"),
         per_row=True,
         multiplies=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "rms_norm": _rms_norm(),
     "rope": Signature(
@@ -281,7 +281,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=("head_dim", "inv_freq", "scale", "adjacent"),
         arguments=("inv_freq", "scale", "adjacent", "head_dim", "width"),
         in_place=True,
-        colour="#ffeecb",
+        color="#ffeecb",
     ),
     "scale_queries_by_position": Signature(
         1,
@@ -295,7 +295,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         optional=_SINKS,
         attrs=_ATTENTION,
         arguments=("sinks", *_ATTENTION_ARGUMENTS),
-        colour=_ORANGE,
+        color=_ORANGE,
     ),
     "silu_mul": _elementwise(2),
     "gelu_tanh_mul": _elementwise(2),
@@ -314,14 +314,14 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("start", "size", "stride", "width"),
         per_row=True,
     ),
-    "select_rows": Signature(1, arguments=("width",), columnwise=True, colour="#e8dcf7"),
+    "select_rows": Signature(1, arguments=("width",), columnwise=True, color="#e8dcf7"),
     "route": Signature(
         1,
         optional=frozenset({"bias"}),
         attrs=_ROUTE,
         arguments=("bias", *_ROUTE),
         per_row=True,
-        colour=_YELLOW,
+        color=_YELLOW,
     ),
     "experts": Signature(
         2,
@@ -339,7 +339,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         routed=True,
         rounds=True,
         works=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "head_linear": Signature(
         1,
@@ -352,7 +352,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         apart=True,
         rounds=True,
         works=True,
-        colour=_BLUE,
+        color=_BLUE,
     ),
     "join_heads": Signature(
         2, attrs=("heads", "size"), arguments=("heads", "size", "width"), per_row=True
@@ -363,21 +363,21 @@ _OPS: Final[Mapping[str, Signature]] = {
         optional=_BIAS,
         attrs=("state", "size"),
         arguments=("weight", "bias", "state", "size", "width"),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "ssm": Signature(
         4,
         weights=frozenset({*_DECAY, "skip"}),
         attrs=_RECURRENCE,
         arguments=(*_DECAY, "skip", *_RECURRENCE),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "delta_rule": Signature(
         5,
         weights=frozenset(_DECAY),
         attrs=_RECURRENCE,
         arguments=(*_DECAY, *_RECURRENCE),
-        colour=_PURPLE,
+        color=_PURPLE,
     ),
     "sigmoid_scale": Signature(2, arguments=("width",), per_row=True, in_place=True),
     "lora": Signature(
@@ -386,7 +386,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         arguments=("modules", "depth", "width"),
         per_row=True,
         in_place=True,
-        colour="#fff3a8",
+        color="#fff3a8",
     ),
     "features": Signature(0, arguments=("width",)),
     "im2col": Signature(
@@ -426,14 +426,14 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=("ranks",),
         arguments=("weight", "ranks", "communicator"),
         reads_a_row=True,
-        colour=_GREEN,
+        color=_GREEN,
     ),
     "all_gather": Signature(
         1,
         attrs=("ranks", "leader_only"),
         arguments=("communicator", "ranks", "leader_only"),
         per_row=True,
-        colour="#d5d5f5",
+        color="#d5d5f5",
     ),
     "quantize_input": Signature(1, attrs=("layout",), arguments=("layout",), per_row=True),
     "add_rms_norm": _rms_norm(inputs=2, outputs=2),
@@ -445,7 +445,7 @@ _OPS: Final[Mapping[str, Signature]] = {
         attrs=(*_ATTENTION, "inv_freq", "rope_scale", "adjacent"),
         arguments=("inv_freq", "rope_scale", "adjacent", "sinks", *_ATTENTION_ARGUMENTS),
         in_place=True,
-        colour=_ORANGE,
+        color=_ORANGE,
     ),
 }
 

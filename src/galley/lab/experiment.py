@@ -117,7 +117,7 @@ class Experiment:
     needs: tuple[str, ...] = field(default=())
 
 
-Judgement: TypeAlias = Literal["confirmed", "undecided", "contradicted"]
+Judgment: TypeAlias = Literal["confirmed", "undecided", "contradicted"]
 
 
 def loss_bars(found: Mapping[str, Loss], title: str = "Loss") -> Bars:
@@ -130,7 +130,7 @@ def loss_bars(found: Mapping[str, Loss], title: str = "Loss") -> Bars:
     )
 
 
-def judge(claim: Claim, figure: Figure) -> Judgement:
+def judge(claim: Claim, figure: Figure) -> Judgment:
     """Compare a figure with the range of its claim.
 
     Returns:

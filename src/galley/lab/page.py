@@ -8,10 +8,10 @@ from typing import Final
 from galley.bench.serve.bars import bars
 from galley.bench.serve.chart import chart
 from galley.bench.serve.html import document, facts, table
-from galley.lab.experiment import Bars, Experiment, Judgement, Picture, judge, verdict
+from galley.lab.experiment import Bars, Experiment, Judgment, Picture, judge, verdict
 from galley.lab.run import Outcome, Results
 
-_CLASSES: Final[Mapping[Judgement, str]] = {
+_CLASSES: Final[Mapping[Judgment, str]] = {
     "confirmed": "good",
     "undecided": "",
     "contradicted": "bad",

@@ -12,6 +12,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from galley.observe.engine_counters import COUNTERS
 from galley.observe.tally import COUNTS, Tally
 from galley.types.engine_stats import EngineStats, ReplicaStatus
 from galley.types.model_info import ModelInfo
@@ -35,74 +36,6 @@ _REPLICA_TOTALS: Final = (
 )
 """Counters of replicas, of models that have several: field, metric name (without ``_total``) and help."""
 
-_TOTALS: Final = {
-    "steps": ("galley_engine_steps", "Engine steps"),
-    "prefill_tokens": ("galley_prefill_tokens", "Prompt tokens computed, recomputed ones included"),
-    "decode_tokens": ("galley_decode_tokens", "Output tokens fed back through the model"),
-    "encoder_rows": (
-        "galley_encoder_rows",
-        "Encoder rows of audio computed, 50 per second for Whisper",
-    ),
-    "prefix_query_tokens": (
-        "galley_prefix_cache_query_tokens",
-        "Prompt tokens looked up in the prefix cache",
-    ),
-    "prefix_hit_tokens": (
-        "galley_prefix_cache_hit_tokens",
-        "Prompt tokens found in the prefix cache",
-    ),
-    "prefix_disk_hit_tokens": (
-        "galley_prefix_disk_hit_tokens",
-        "Prompt tokens whose keys and values were read from disk",
-    ),
-    "prefix_disk_read_bytes": (
-        "galley_prefix_disk_read_bytes",
-        "Bytes of keys and values read from disk",
-    ),
-    "prefix_disk_written_bytes": (
-        "galley_prefix_disk_written_bytes",
-        "Bytes of keys and values written to disk",
-    ),
-    "prefix_disk_dropped_blocks": (
-        "galley_prefix_disk_dropped_blocks",
-        "KV blocks that were not written because the disk was too slow, full or failing",
-    ),
-    "prefix_disk_damaged_files": (
-        "galley_prefix_disk_damaged_files",
-        "Files of KV blocks that were not intact; the blocks were computed",
-    ),
-    "preemptions": (
-        "galley_preemptions",
-        "Sequences preempted because KV blocks ran out",
-    ),
-    "adapter_loads": ("galley_adapter_loads", "LoRA adapters loaded into memory"),
-    "adapter_evictions": (
-        "galley_adapter_evictions",
-        "LoRA adapters evicted from memory",
-    ),
-    "expert_hits": (
-        "galley_expert_cache_hits",
-        "Experts chosen by a step in a layer that were in memory",
-    ),
-    "expert_misses": (
-        "galley_expert_cache_misses",
-        "Experts chosen by a step in a layer that were read from disk",
-    ),
-    "expert_evictions": ("galley_expert_cache_evictions", "Experts evicted from memory"),
-    "expert_read_bytes": (
-        "galley_expert_cache_read_bytes",
-        "Bytes of experts read from disk",
-    ),
-    "expert_read_seconds": (
-        "galley_expert_cache_read_seconds",
-        "Time that steps spent reading experts",
-    ),
-    "busy_seconds": (
-        "galley_engine_busy_seconds",
-        "Time in which the engine had work, divided among requests",
-    ),
-}
-"""Counter fields of EngineStats -> metric name (without ``_total``) and help."""
 
 _PROPOSERS: Final = ("prompt", "recent", "grammar", "draft")
 _GUESS_FIELDS: Final = tuple(
@@ -154,7 +87,7 @@ class ReplicaTotals:
         """Create it before the first engine."""
         self.last = EngineStats()
         self._restarts = 0
-        self._before = dict.fromkeys((*_TOTALS, *_GUESS_FIELDS, *_STEP_FIELDS), 0.0)
+        self._before = dict.fromkeys((*COUNTERS, *_GUESS_FIELDS, *_STEP_FIELDS), 0.0)
         """Totals of the engines before the current one."""
 
     def observe(self, stats: EngineStats, restarts: int) -> bool:
@@ -228,7 +161,7 @@ class EngineCollector(Collector):
         for engine in self.models.values():
             for replica in engine.engine.replicas:
                 engine.observe(replica)
-        for field, (name, meaning) in _TOTALS.items():
+        for field, (name, meaning) in COUNTERS.items():
             counter = CounterMetricFamily(name, meaning, labels=["model"])
             for model, engine in self.models.items():
                 counter.add_metric([model], engine.total(field))

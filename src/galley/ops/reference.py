@@ -38,6 +38,7 @@ from galley.ops.executor import (
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.reference_kv import ROUNDINGS, KVRounding
 from galley.ops.reference_ops import Factors, ReferenceOps
+from galley.ops.reference_ranks import Communicator
 from galley.ops.reference_step import Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
@@ -95,13 +96,16 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
         self._program = program
         self.kv_groups = len(program.kv_groups)
         self._pause = options.pause
+        self._communicator = cast(Communicator | None, options.communicator)
         torch.set_num_threads(options.threads)
         super().__init__(_TORCH_TYPES[options.dtype], _device(options.device), program.kv)
         kinds = plan_kinds(
             program, options.weight_dtype, own=own_kinds(program, weights), chosen=options.kinds
         )
         self._weights = {
-            name: self._load(weights[name], kinds.get(name)) for name in program.all_shapes
+            name: self._load(weights[name], kinds.get(name))
+            for name in program.all_shapes
+            if name in weights  # of one of several ranks, some shapes are those of adapters alone
         }
         self._kv_rounding = KVRounding.of(options.kv_dtype, program, weights, self._device)
         self._adapters = [{} for _ in range(options.adapters)]
@@ -211,7 +215,9 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
 
     def block_bytes(self, group: int) -> int:
         """See :class:`galley.ops.executor.BlockAccess`."""
-        return sum(part[0].nbytes for part in self._parts(group))
+        layers = self._program.kv_groups[group].layers
+        elements = sum(self._program.kv[layer].elements for layer in layers)
+        return BLOCK_TOKENS * elements * self._dtype.itemsize
 
     def read_block(self, block: int, group: int) -> Bytes:
         """See :class:`galley.ops.executor.BlockAccess`."""

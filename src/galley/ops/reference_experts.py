@@ -59,6 +59,7 @@ def expert_sum(
     routes: torch.Tensor,
     run: Callable[[int, torch.Tensor], torch.Tensor],
     *,
+    width: int,
     scaled_inputs: bool,
 ) -> torch.Tensor:
     """Run the op ``experts`` on one tile.
@@ -70,13 +71,14 @@ def expert_sum(
         x: [rows, hidden].
         routes: result of :func:`route`.
         run: runs an expert, given by its number, on x.
+        width: columns of its result.
         scaled_inputs: weights scale the inputs of experts, not their results.
 
     Returns:
-        [rows, hidden], summed in the order of the choices.
+        [rows, width], summed in the order of the choices.
     """
     chosen, weights = routes.chunk(2, dim=1)
-    made = x.new_zeros((*chosen.shape, x.shape[1]), dtype=torch.float32)
+    made = x.new_zeros((*chosen.shape, width), dtype=torch.float32)
     for expert in sorted(set(chosen.long().flatten().tolist())):
         mine = chosen == expert
         read = x

@@ -10,9 +10,9 @@ from torch.nn.functional import embedding, layer_norm, linear, pad, silu, softpl
 
 from galley.graph.program import KVLayout, Op
 from galley.ops.batch import Batch, EncoderBatch, Integers
-from galley.ops.reference_attention import AttentionOps
 from galley.ops.reference_elementwise import ELEMENTWISE
 from galley.ops.reference_experts import expert_sum, gated, route
+from galley.ops.reference_ranks import RankOps
 from galley.ops.reference_recurrence import Recurrence, advance, causal_sum, recurrence
 from galley.ops.reference_step import Step, places_in
 from galley.ops.tiles import (
@@ -25,7 +25,7 @@ Factors: TypeAlias = tuple[torch.Tensor, torch.Tensor, float]
 """(a, b, scale): an adapter adds scale * b (a x) to a layer; a is [rank, depth], b [outputs, rank]."""
 
 
-class ReferenceOps(AttentionOps):
+class ReferenceOps(RankOps):
     """The implementations of all ops, with the weights and the cache."""
 
     def __init__(
@@ -38,6 +38,8 @@ class ReferenceOps(AttentionOps):
         """The states of each recurrent layer, [slots, rows, width] of float32."""
         self._kernels: Mapping[str, Callable[[Op, Step, list[Tiles]], Tiles]] = {
             "embed": self._embed,
+            "embed_part": self._embed_part,
+            "all_gather": self._all_gather,
             "linear": self._linear,
             "lora": self._lora,
             "rms_norm": self._rms_norm,
@@ -84,8 +86,8 @@ class ReferenceOps(AttentionOps):
         return [embedding(tile, self._weights[op.tensor("weight")]) for tile in ids]
 
     def _linear(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.tensor("weight")]
-        bias = self._weights[op.tensor("bias")] if "bias" in op.weights else None
+        weight = self.joined(op, "weight")
+        bias = self.joined(op, "bias") if "bias" in op.weights else None
         return [self._multiply(tile, weight, bias) for tile in inputs[0]]
 
     def _multiply(
@@ -201,11 +203,16 @@ class ReferenceOps(AttentionOps):
             return self._multiply(x, self._weights[op.weights[role][expert]], bias)
 
         def run(expert: int, x: torch.Tensor) -> torch.Tensor:
-            gate, up = product("gate", expert, x), product("up", expert, x)
-            return product("down", expert, gated(gate, up, op.attrs))
+            made = gated(product("gate", expert, x), product("up", expert, x), op.attrs)
+            if op.attrs["ranks"]:
+                made = self.gathered(made, op.attrs["ranks"])
+            return product("down", expert, made)
 
         scaled = op.attrs["scaled_inputs"]
-        return [expert_sum(x, r, run, scaled_inputs=scaled) for x, r in zip(*inputs, strict=True)]
+        return [
+            expert_sum(x, r, run, width=op.width, scaled_inputs=scaled)
+            for x, r in zip(*inputs, strict=True)
+        ]
 
     def _causal_conv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
         weight = self._weights[op.tensor("weight")].float().flatten(1)

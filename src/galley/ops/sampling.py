@@ -29,7 +29,7 @@ class LogitsAdjustment(NamedTuple):
     Attributes:
         repeated: ids whose logits are divided by the ``repetition_penalty`` if positive and multiplied by
             it if negative (CTRL, arXiv:1909.05858).
-        penalised, penalties: ids, and the penalty subtracted from each logit (presence and frequency).
+        penalized, penalties: ids, and the penalty subtracted from each logit (presence and frequency).
         biased, biases: ids, and the bias added to the logit of each.
         allowed: all other ids become impossible; None allows every id.
         forbidden: arrays of ids that become impossible.
@@ -41,7 +41,7 @@ class LogitsAdjustment(NamedTuple):
 
     repeated: Ids = NO_IDS
     repetition_penalty: float = 1.0
-    penalised: Ids = NO_IDS
+    penalized: Ids = NO_IDS
     penalties: Doubles = NO_VALUES
     biased: Ids = NO_IDS
     biases: Doubles = NO_VALUES
@@ -56,8 +56,8 @@ class LogitsAdjustment(NamedTuple):
         if len(self.repeated):
             logits, penalty = row[self.repeated].astype(np.float64), self.repetition_penalty
             row[self.repeated] = np.where(logits > 0, logits / penalty, logits * penalty)
-        if len(self.penalised):
-            row[self.penalised] -= self.penalties
+        if len(self.penalized):
+            row[self.penalized] -= self.penalties
         if len(self.biased):
             row[self.biased] += self.biases
         if self.allowed is not None:

@@ -90,7 +90,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
         points: a run for each number of requests at a time.
         loss: None if it was not measured.
         wer: word error rate of a speech model; None for others.
-        unsupported: sampling parameters that the engine does not honour.
+        unsupported: sampling parameters that the engine does not honor.
     """
 
     engine: str
@@ -344,7 +344,7 @@ async def _next_tokens(
 async def _loss(
     url: str, reference_tokens: _ReferenceTokens | None
 ) -> tuple[Loss | None, tuple[str, ...]]:
-    """Return the loss of the engine behind a server, and the parameters that it does not honour."""
+    """Return the loss of the engine behind a server, and the parameters that it does not honor."""
     with _client(url) as client:
         _, models = await client.json("/v1/models")
         card = models["data"][0]

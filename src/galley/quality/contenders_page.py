@@ -81,7 +81,7 @@ def _points(comparison: Comparison) -> Sequence[Point]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return what the table does not say: reasons of failures, parameters that are not honoured."""
+    """Return what the table does not say: reasons of failures, parameters that are not honored."""
     said = [f"{_name(one)} failed: {one.error}" for one in comparison.contenders if one.error]
     said += [
         f"{_name(one)} does not support {', '.join(one.unsupported)}"
@@ -181,7 +181,7 @@ def _charts(comparison: Comparison) -> str:
                 _name(one),
                 [point.load for point in one.points],
                 [_figure(point, figure) for point in one.points],
-                colour=number,
+                color=number,
                 dots=True,
             )
             for number, one in enumerate(running)

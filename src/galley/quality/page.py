@@ -90,8 +90,8 @@ def _against_bytes(comparison: Comparison) -> str:
 
 def _distribution(comparison: Comparison) -> str:
     lines = [
-        Line(m.side.label, m.quantiles[:100], list(range(100)), colour)
-        for colour, m in enumerate(comparison.measured)
+        Line(m.side.label, m.quantiles[:100], list(range(100)), color)
+        for color, m in enumerate(comparison.measured)
     ]
     return chart("Divergence by position", "KL, nats, at most", "% of positions", lines)
 
@@ -99,24 +99,24 @@ def _distribution(comparison: Comparison) -> str:
 def _vocabulary(comparison: Comparison) -> str:
     """Draw the share of the loss against the number of tokens."""
     lines = []
-    for colour, measured in enumerate(comparison.measured):
+    for color, measured in enumerate(comparison.measured):
         shares = _shares(measured)
         if shares:
-            lines.append(Line(measured.side.label, list(range(len(shares))), shares, colour))
+            lines.append(Line(measured.side.label, list(range(len(shares))), shares, color))
     return chart("Loss over the vocabulary", "tokens, by decreasing loss", "% of all loss", lines)
 
 
 def _sensitivity(comparison: Comparison) -> str:
     """Draw the model's loss when one part of it alone is quantized, part by part."""
     lines = []
-    for colour, bits in enumerate((4, 8)):
+    for color, bits in enumerate((4, 8)):
         losses = [
             next((c.kl for c in part.choices if c.scheme and c.scheme.bits == bits), None)
             for part in comparison.parts
         ]
         names = [part.names[0].removesuffix(".weight") for part in comparison.parts]
         places = list(range(len(names)))
-        lines.append(Line(f"int{bits}", places, losses, colour, dots=True, labels=names))
+        lines.append(Line(f"int{bits}", places, losses, color, dots=True, labels=names))
     return chart("Sensitivity of parts", "part, from the first layer", "mean KL, nats", lines)
 
 

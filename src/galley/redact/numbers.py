@@ -138,7 +138,7 @@ def _checked(
 
 
 def _whole(run: Run, tokens: Sequence[Token], least: int, kind: Kind) -> Iterator[Span]:
-    """Yield a run of ``least`` digits or more as a whole: a recogniser may have added or dropped some."""
+    """Yield a run of ``least`` digits or more as a whole: a recognizer may have added or dropped some."""
     if sum(len(piece.chars) for piece in run.pieces) >= least:
         yield _span(run, tokens, 0, len(run.pieces) - 1, kind)
 

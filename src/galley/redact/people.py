@@ -22,7 +22,7 @@ _BEFORE: Final = frozenset(
 _WEAK: Final = frozenset(
     {"i am", "i'm", "this is", "it's", "called", "under", "for", "from", "with", "ask"}
 )
-"""Followed by other words as often as by names, so a name needs two capitalised words here."""
+"""Followed by other words as often as by names, so a name needs two capitalized words here."""
 
 _AFTER: Final = ("speaking", "here", "calling", "on the line", "is my name")
 _LONGEST_PHRASE: Final = max(len(phrase.split()) for phrase in _BEFORE)
@@ -79,7 +79,7 @@ def birth_dates(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
 
 
 def names(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
-    """Yield capitalised names by what is said around them, and all other uses of the same words.
+    """Yield capitalized names by what is said around them, and all other uses of the same words.
 
     A transcript of a model that writes no capitals has names after "my name is" only.
     """
@@ -95,7 +95,7 @@ def names(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
 
 
 def name_words(tokens: Sequence[Token], words: Set[str]) -> Iterator[Span]:
-    """Yield all uses of the capitalised words among ``words``, also with ``'s``."""
+    """Yield all uses of the capitalized words among ``words``, also with ``'s``."""
     for token in tokens:
         text = token.text.removesuffix("'s").removesuffix("\u2019s")
         if text in words and len(text) > 2 and _capital(token):
@@ -108,7 +108,7 @@ def _name(tokens: Sequence[Token], at: int) -> int | None:
         return None
     last = at
     for index in range(at + 1, min(len(tokens), at + _NAME_WORDS)):
-        if _is_capitalised(tokens[index]):
+        if _is_capitalized(tokens[index]):
             last = index
         elif not (tokens[index].word in _PARTICLES or tokens[index].text in "-"):
             break
@@ -127,8 +127,8 @@ def _name(tokens: Sequence[Token], at: int) -> int | None:
 
 
 def _capital(token: Token) -> bool:
-    return _is_capitalised(token) and token.word not in _NOT_NAMES
+    return _is_capitalized(token) and token.word not in _NOT_NAMES
 
 
-def _is_capitalised(token: Token) -> bool:
+def _is_capitalized(token: Token) -> bool:
     return token.text[0].isupper() and token.text[1:] != token.text[1:].upper()

@@ -38,7 +38,7 @@ _FILLERS: Final = frozenset(
         "alright sure thanks perfect continue"
     )
 )
-"""Words between the digits of one number: hesitation, and acknowledgements by the other speaker."""
+"""Words between the digits of one number: hesitation, and acknowledgments by the other speaker."""
 
 _MOST_FILLERS: Final = 6
 _SPELLED: Final = re.compile(r"[A-Z]{2,4}\Z")

@@ -120,6 +120,11 @@ class BatchedRuntime(ABC, Generic[Writing]):
         """The library keeps no KV cache beyond a batch."""
         return Cache(used=0, total=0)
 
+    @property
+    def room(self) -> int:
+        """The texts that the batches of the free workers could have besides those that wait for them."""
+        return self._free * self._most - len(self._waiting)
+
     def begin(self, request_id: str, payload: Writing, stop_ids: Collection[int]) -> None:
         """Add a text to a later batch. Raises RequestError if the library cannot continue it."""
         job = self.job(request_id, payload, stop_ids)

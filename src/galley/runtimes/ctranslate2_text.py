@@ -163,7 +163,7 @@ def text_info(settings: EngineSettings, folder: Path) -> tuple[ModelInfo, list[s
     Raises:
         CheckpointError: a file is missing or damaged.
         SettingsError: the context is not known, or shorter than ``max_model_len``, or a default of sampling
-            cannot be honoured.
+            cannot be honored.
     """
     file = read_ctranslate2(folder / MODEL_FILE)
     vocabulary = read_vocabulary(folder)

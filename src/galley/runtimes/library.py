@@ -19,6 +19,7 @@ _OF_NATIVE: Final[Mapping[str, object]] = {
     "experts": "memory",
     "quality_gate": "",
     "draft_model": None,
+    "tensor_parallel": 1,
     "speculation": "auto",
     "max_adapters": None,
     "batching": "continuous",

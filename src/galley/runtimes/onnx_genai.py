@@ -22,7 +22,7 @@ from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai
 from galley.runtimes.library import import_library, refuse_settings, step_meter
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
-from galley.runtimes.text_runtime import Advance, Cache
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_GENAI_ENGINE, ONNX_GENAI_FILE
 from galley.types import FinishReason, Generate, OnPhase, SamplingDefaults, SamplingParams
@@ -87,7 +87,14 @@ class OnnxGenAIRuntime:
     """The library's engine and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
     def __init__(
-        self, library: Any, model: Any, end_token: int, vocab_size: int, *, running: int
+        self,
+        library: Any,
+        model: Any,
+        end_token: int,
+        vocab_size: int,
+        *,
+        running: int,
+        batch: int | None,
     ) -> None:
         """Create the runtime.
 
@@ -97,12 +104,21 @@ class OnnxGenAIRuntime:
             end_token: the only end token that it knows.
             vocab_size: number of token ids.
             running: the most texts at a time.
+            batch: the most texts of a batch that no text joins; None: texts join while others run.
         """
+        self._batch, self._begun = batch, False
         self._library = library
         self._engine = library.Engine(model)
         self._events = self._engine.create_event_buffer(4 * running)
         self._end_token, self._vocab_size = end_token, vocab_size
         self._texts: dict[int, _Text] = {}
+
+    @property
+    def room(self) -> int:
+        """The texts that the next batch could have, none while one runs."""
+        if self._batch is None:
+            return NO_LIMIT
+        return 0 if self._texts and self._begun else self._batch - len(self._texts)
 
     @property
     def cache(self) -> Cache:
@@ -148,6 +164,7 @@ class OnnxGenAIRuntime:
     def step(self) -> list[Advance]:
         """Let the library do one step, and read what is new."""
         advances = []
+        self._begun = bool(self._texts)
         for event in self._engine.run(self._events) or ():
             text = self._texts.get(id(event.request))
             if text is not None and (advance := self._advance(text, event)) is not None:
@@ -236,13 +253,14 @@ def _runtime(
         "model": {"eos_token_id": end_token, "decoder": {"session_options": threads}},
         "search": {"max_length": text.max_model_len},
     }
+    batch: int | None = None
     if "engine" not in config:
-        most = settings.running_limit
+        batch = settings.running_limit
         if not options.provider and not has_own_batches(config, folder):
             files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
             room = int(settings.kv_memory_fraction * max(0, available_memory() - files))
-            most = min(most, most_texts(config, folder, text.max_model_len, room))
-        changes["engine"] = {"static_batching": {"max_batch_size": most}}
+            batch = min(batch, most_texts(config, folder, text.max_model_len, room))
+        changes["engine"] = {"static_batching": {"max_batch_size": batch}}
     try:
         chosen = library.Config(str(folder))
         if options.provider:
@@ -251,7 +269,12 @@ def _runtime(
         chosen.overlay(msgspec.json.encode(changes).decode())
         model = library.Model(chosen)
         return OnnxGenAIRuntime(
-            library, model, end_token, text.vocab_size, running=settings.running_limit
+            library,
+            model,
+            end_token,
+            text.vocab_size,
+            running=settings.running_limit,
+            batch=batch,
         )
     except (RuntimeError, ValueError) as error:
         if options.provider:

@@ -17,7 +17,7 @@ from galley.formats.gguf_file import is_gguf
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import Advance, Cache, Progress
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
 from galley.settings.engine_choice import OPENVINO_ENGINE, OPENVINO_FILE
 from galley.types import FinishReason, Generate
 from galley.types.model_info import CACHE_SALT
@@ -103,6 +103,11 @@ class OpenVINORuntime:
                 "exports, and GGUF files of llama, qwen2 and qwen3",
                 file=str(path),
             ) from error
+
+    @property
+    def room(self) -> int:
+        """The library adds texts to those that it is working on."""
+        return NO_LIMIT
 
     @property
     def cache(self) -> Cache:

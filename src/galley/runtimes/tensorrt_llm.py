@@ -16,7 +16,7 @@ from galley.errors import CheckpointError, UnsupportedModel
 from galley.runtimes.drawing import drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import Advance, Cache, Progress
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
 from galley.settings.engine_choice import TENSORRT_LLM_ENGINE
 from galley.types import FinishReason, Generate
 from galley.types.model_info import CACHE_SALT
@@ -44,7 +44,7 @@ _UNSUPPORTED: Final = (
 )
 """Parameters that requests may not set.
 
-Not all of its samplers honour penalties, least lengths and ``min_p``; the others ignore them. Its seeds,
+Not all of its samplers honor penalties, least lengths and ``min_p``; the others ignore them. Its seeds,
 log-probabilities and grammars do not have our meaning.
 """
 
@@ -122,6 +122,11 @@ class TensorRTRuntime:
             raise CheckpointError(
                 f"TensorRT-LLM cannot load it: {first_line(error)}", file=str(path)
             ) from error
+
+    @property
+    def room(self) -> int:
+        """The library adds texts to those that it is working on."""
+        return NO_LIMIT
 
     @property
     def cache(self) -> Cache:

@@ -147,7 +147,7 @@ def check_settings(settings: EngineSettings, executor: str) -> None:
 
 
 def check_defaults(defaults: SamplingDefaults, unsupported: tuple[str, ...], library: str) -> None:
-    """Raise SettingsError for a default of sampling that the library would not honour."""
+    """Raise SettingsError for a default of sampling that the library would not honor."""
     for name, neutral in msgspec.structs.asdict(SamplingDefaults()).items():
         given = getattr(defaults, name)
         if name in unsupported and given != neutral:

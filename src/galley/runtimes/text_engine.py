@@ -1,7 +1,8 @@
 """The engine of language models that another library runs.
 
 The library schedules, computes and samples (:class:`~galley.runtimes.text_runtime.TextRuntime`). This
-engine holds back what exceeds ``max_running``, so that tenants and priorities count as with Galley's own.
+engine holds back what exceeds ``max_running``, or what the library could not begin, so that tenants and
+priorities count as with Galley's own.
 """
 
 import time
@@ -120,7 +121,7 @@ class TextEngine(Generic[Writing]):
         return outputs
 
     def _begin_waiting(self) -> None:
-        while len(self._texts) < self._most and len(self._waiting):
+        while len(self._waiting) and len(self._texts) < self._most and self._runtime.room > 0:
             [work] = self._waiting.take()
             sampling = work.payload.sampling
             try:

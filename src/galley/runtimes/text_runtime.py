@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from galley.types import FinishReason, Generate, TokenLogprob, Transcribe
 
@@ -85,12 +85,23 @@ def top_logprobs(tokens: Sequence[int], found: Sequence[Mapping[int, Any]]) -> l
     return result
 
 
+NO_LIMIT: Final = 1 << 30
+"""The :attr:`TextRuntime.room` of a library that adds texts to those that it is working on."""
+
+
 class TextRuntime(Protocol[_Writing_contra]):
     """Continues several texts or transcripts at a time. Not thread-safe."""
 
     @property
     def cache(self) -> Cache:
         """The state of the KV cache."""
+
+    @property
+    def room(self) -> int:
+        """How many more texts a library could work on now.
+
+        Others stay in the engine's queue, where tenants and priorities decide which is next.
+        """
 
     def begin(self, request_id: str, payload: _Writing_contra, stop_ids: Collection[int]) -> None:
         """Add a text, which the next steps continue after ``payload.output``.

@@ -15,7 +15,7 @@ from galley.errors import CheckpointError, EngineError, UnsupportedModel
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import Advance, Cache, Progress, top_logprobs
+from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress, top_logprobs
 from galley.settings.engine_choice import VLLM_ENGINE
 from galley.types import MAX_LOGPROBS, Generate
 from galley.types.model_info import CACHE_SALT
@@ -123,6 +123,11 @@ class VLLMRuntime:
             raise CheckpointError(
                 f"vLLM cannot load it: {first_line(error)}", file=str(path)
             ) from error
+
+    @property
+    def room(self) -> int:
+        """The library adds texts to those that it is working on."""
+        return NO_LIMIT
 
     @property
     def cache(self) -> Cache:

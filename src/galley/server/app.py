@@ -41,6 +41,7 @@ from galley.server.access import AccessLog
 from galley.server.auth import OPEN_PATHS, RequireHost, RequireKey
 from galley.server.decoding import DecodeBodies
 from galley.server.drain import DrainGate
+from galley.server.routes_by_words import RoutesByWords
 from galley.settings.config import LOOPBACK_HOSTS
 
 _PREFLIGHT_SECONDS: Final = 600
@@ -112,11 +113,10 @@ def create_app(
         audit=AuditLog(Path(settings.audit_log)) if settings.audit_log else None,
     )
     app = Starlette(
-        routes=routes,
         middleware=[access, *middleware],
         exception_handlers=errors.HANDLERS,
     )
-    app.router.redirect_slashes = False
+    app.router = RoutesByWords(routes)
     app.state.objectives = settings.objectives
     app.state.body_budget = ByteBudget(
         settings.max_unfinished_body_bytes,

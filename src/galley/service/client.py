@@ -15,6 +15,7 @@ from galley.errors import EngineFailed, EngineNotReady, QueueFull, SettingsError
 from galley.service.fleet import Fleet
 from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import UnloadAdapter
+from galley.service.prefill import PrefillPool
 from galley.service.spawn import Spawned, spawn
 from galley.service.streams import LONGEST_WAIT, OutputStream
 from galley.service.turns import Share
@@ -43,6 +44,7 @@ class EngineClient:
         max_queue: int,
         begin: Callable[[], Spawned] | None = None,
         watchdog: Callable[[], Watchdog] = lambda: Watchdog(STALL_SECONDS, STEP_TIMEOUT),
+        prefill: PrefillPool | None = None,
         **others: Any,
     ) -> None:
         """Create it; :meth:`launch` starts the engines.
@@ -53,6 +55,7 @@ class EngineClient:
             max_queue: sequences that may wait in addition to the running ones.
             begin: spawns an engine process.
             watchdog: creates the watchdog of an engine.
+            prefill: computes long prompts, whose blocks the engines then fetch.
             others: further attributes of :class:`FleetPlan`.
         """
         names = [f.name for f in dataclasses.fields(EngineSettings)]
@@ -67,6 +70,7 @@ class EngineClient:
         )
         self.fleet = Fleet(own, plan)
         self._book = self.fleet.book
+        self._prefill = prefill
 
     @classmethod
     async def start(
@@ -98,6 +102,8 @@ class EngineClient:
     def launch(self) -> None:
         """Start the engines without waiting for them."""
         self.fleet.launch()
+        if self._prefill is not None:
+            self._prefill.launch()
 
     async def planned(self) -> None:
         """Wait until the first engine has reported its memory plan, or the start has ended."""
@@ -198,7 +204,13 @@ class EngineClient:
             EngineFailed: the engine has given up.
         """
         self._check_state()
-        return self._book.take(requests, deadline)
+        if self._prefill is None:
+            return self._book.take(requests, deadline)
+        self._book.check(requests, deadline)
+        held = [replica.blocks for replica in self.fleet.replicas]
+        long = [one for one in requests if self._prefill.wants(one, held)]
+        elsewhere = {one.id: self._prefill.compute(one, deadline) for one in long}
+        return self._book.take(requests, deadline, elsewhere)
 
     async def submit_when_room(
         self, requests: Sequence[EngineRequest], deadline: float = math.inf
@@ -245,6 +257,8 @@ class EngineClient:
     async def close(self) -> None:
         """Stop the engines; unfinished streams end with ``finish_reason`` "abort"."""
         await self.fleet.close()
+        if self._prefill is not None:
+            await self._prefill.close()
 
     def _check_state(self) -> None:
         state = self.state

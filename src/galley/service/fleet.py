@@ -11,6 +11,7 @@ from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, Re
 from galley.service.admission import Admission
 from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import Blocks
+from galley.service.holders import with_holder
 from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
 from galley.service.replica import Replica
@@ -162,7 +163,9 @@ class Fleet:
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
-        return self.book.resumption(request_id)
+        request = self.book.resumption(request_id)
+        count, replica = self._plan.cached_tokens, self.book.replica_of(request_id)
+        return request if count is None else with_holder(request, replica, self.replicas, count)
 
     def stepped(self, replica: Replica) -> None:
         """Record the statistics after a step."""
@@ -277,6 +280,7 @@ class Fleet:
             self._plan.promised(),
             publishes=self._plan.router is not None or self._plan.on_blocks is not None,
             publishes_tokens=self._plan.publishes_tokens,
+            transfer=self._plan.transfer,
         )
 
     def _launch_others(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from galley.service.frames import Blocks
+from galley.service.holders import CachedTokens
 from galley.service.links import ReplicaSource
 from galley.service.routing import Router
 from galley.service.spawn import Spawned
@@ -11,6 +12,7 @@ from galley.service.watchdog import Watchdog
 from galley.types import OnPhase
 from galley.types.engine_stats import ReplicaStatus
 from galley.types.model_info import OnLedger
+from galley.types.transfers import TransferPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class FleetPlan:
         on_step: called with the status of an engine after each of its steps.
         on_blocks: called with each change of what the prefix caches hold.
         publishes_tokens: whether these changes have the tokens of blocks.
+        transfer: how engines on this machine exchange keys and values with others; None: they do not.
+        cached_tokens: compares a request's prompt with caches, for replicas to fetch from each other.
     """
 
     folder: str
@@ -48,3 +52,5 @@ class FleetPlan:
     on_step: Callable[[ReplicaStatus], None] | None = None
     on_blocks: Callable[[Blocks], None] | None = None
     publishes_tokens: bool = False
+    transfer: TransferPlan | None = None
+    cached_tokens: CachedTokens | None = None

@@ -16,6 +16,7 @@ from galley.types.audio import Alignment
 from galley.types.block_hashes import BlockContent
 from galley.types.engine_stats import EngineStats
 from galley.types.model_info import Ledger, ModelInfo
+from galley.types.transfers import TransferPlan
 
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
@@ -31,6 +32,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
         promised: bytes of memory that other engines of the server have yet to allocate.
         publishes: whether the engine sends :class:`Blocks`.
         publishes_tokens: whether these have the tokens of blocks.
+        transfer: how the engine exchanges keys and values with others; None: it does not.
     """
 
     settings: EngineSettings
@@ -39,6 +41,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
     promised: int = 0
     publishes: bool = False
     publishes_tokens: bool = False
+    transfer: TransferPlan | None = None
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):

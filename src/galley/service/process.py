@@ -18,6 +18,7 @@ from galley.service.frames import (
 )
 from galley.service.spawn import Spawned
 from galley.settings.engine import EngineSettings
+from galley.types.transfers import TransferPlan
 
 _READ_BYTES: Final = 1 << 18
 
@@ -53,10 +54,11 @@ class EngineProcess:
         *,
         publishes: bool = False,
         publishes_tokens: bool = False,
+        transfer: TransferPlan | None = None,
     ) -> "EngineProcess":
         """Have the process load ``folder``; its first frames report the progress.
 
-        ``promised``, ``publishes``, ``publishes_tokens``: see :class:`galley.service.frames.Start`.
+        ``promised`` and so on: see :class:`galley.service.frames.Start`.
         """
         try:
             reader, writer = await asyncio.open_connection(sock=spawned.connection)
@@ -65,7 +67,8 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         process = cls(spawned.child, reader, writer)
-        process.send(Start(settings, folder, spawned.at, promised, publishes, publishes_tokens))
+        at = spawned.at
+        process.send(Start(settings, folder, at, promised, publishes, publishes_tokens, transfer))
         return process
 
     @property

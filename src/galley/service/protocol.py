@@ -32,6 +32,7 @@ from galley.types import Adapter, EngineRequest, OnPhase, Output
 from galley.types.block_hashes import BlockContent
 from galley.types.engine_stats import EngineStats
 from galley.types.model_info import ModelInfo, OnLedger
+from galley.types.transfers import TransferPlan
 
 ENTRY_POINTS: Final = "galley.engines"
 """The entry-point group in which installed packages name their loaders."""
@@ -59,7 +60,7 @@ class Engine(Protocol):
     Requests come from :mod:`galley.service.requests`, ``speech_requests``, ``vector_requests``,
     ``tensor_requests`` or ``voice_requests``, so their payloads match the tasks in :attr:`info`, and
     their token ids, lengths, audio, tensors and voices fit the model.
-    An engine that cannot honour a request answers it with an Output whose ``finish_reason`` is "error".
+    An engine that cannot honor a request answers it with an Output whose ``finish_reason`` is "error".
 
     A request that kills the process is retried in a new one (see ``quarantine.py``): a resubmitted
     request has the tokens delivered so far in its payload's ``output``, and only later tokens are
@@ -147,6 +148,24 @@ class PublishingEngine(Engine, Protocol):
         """Return the contents of blocks that were found since the last call, by key.
 
         Blocks with a tenant's salt or an adapter, which their tokens do not identify, have none.
+        """
+
+
+@runtime_checkable
+class TransferringEngine(Engine, Protocol):
+    """An engine that exchanges keys and values with others."""
+
+    def exchange_blocks(self, plan: TransferPlan, wake: Callable[[], None]) -> None:
+        """Offer blocks to peers, fetch those of peers that requests name, or both.
+
+        Called once, before the first request. Afterwards :attr:`info` says where blocks are offered.
+
+        Args:
+            plan: how blocks are exchanged.
+            wake: to be called, on any thread, when :attr:`has_work` has become true without a request.
+
+        Raises:
+            SettingsError: the model's blocks cannot leave memory, or an address or a file cannot be used.
         """
 
 

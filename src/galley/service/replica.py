@@ -32,7 +32,7 @@ from galley.service.replica_events import ReplicaEvents
 from galley.service.replica_version import version_of
 from galley.service.watchdog import Watchdog
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
-from galley.types.model_info import ModelInfo
+from galley.types.model_info import ModelInfo, TransferInfo
 
 log = logging.getLogger("galley.service")
 
@@ -137,6 +137,18 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
         return self.state == "ready" and not self.draining
+
+    @property
+    def offers(self) -> TransferInfo | None:
+        """Where its engine offers blocks; None: it does not, or not now."""
+        here = None if self.info is None else self.info.transfers
+        return here if here is not None and here.port and self.state == "ready" else None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its engine fetches the blocks of peers that requests name."""
+        here = None if self.info is None else self.info.transfers
+        return here is not None and here.role in ("decode", "both")
 
     @property
     def pid(self) -> int | None:

@@ -9,8 +9,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
+
+import msgspec
 
 from galley.errors import DeadlineExceeded, same_id
 from galley.service.admission import Admission
@@ -20,6 +23,7 @@ from galley.service.turns import Share
 from galley.service.unread import Readers, Unread, UnreadBudget
 from galley.types import EngineRequest, Output
 from galley.types.engine_stats import EngineStats
+from galley.types.transfers import KVPeer
 
 log = logging.getLogger("galley.service")
 
@@ -73,11 +77,17 @@ class RequestBook:
         """Return how many sequences the tenant may add at once."""
         return self._admission.room(share, now=time.monotonic())
 
-    def take(self, requests: Sequence[EngineRequest], deadline: float) -> list[OutputStream]:
+    def take(
+        self,
+        requests: Sequence[EngineRequest],
+        deadline: float,
+        prefill: Mapping[str, Coroutine[None, None, KVPeer | None]] = MappingProxyType({}),
+    ) -> list[OutputStream]:
         """Start all of the requests or none.
 
         Args:
             requests: the requests of one caller.
+            prefill: request -> computes its prompt elsewhere, and returns where the blocks are.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded, and the engine drops their requests.
 
@@ -94,8 +104,23 @@ class RequestBook:
             unfinished = self._unfinished[request.id] = self._begin(request, deadline, now)
             streams.append(OutputStream(unfinished, self._abort))
         for request in requests:
-            self._unfinished[request.id].replica.requests.add([request.id])
+            unfinished = self._unfinished[request.id]
+            if request.id in prefill:
+                sending = self._send_after(prefill[request.id], request.id)
+                unfinished.prefill = asyncio.create_task(sending)
+            else:
+                unfinished.replica.requests.add([request.id])
         return streams
+
+    async def _send_after(
+        self, prefill: Coroutine[None, None, KVPeer | None], request_id: str
+    ) -> None:
+        """Send a request to its replica, which may be another one by now, once its prompt is computed."""
+        peer = await prefill
+        unfinished = self._unfinished[request_id]
+        unfinished.prefill = None
+        unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
+        unfinished.replica.requests.add([request_id])
 
     def _check_ids(self, requests: Sequence[EngineRequest]) -> None:
         taken = set[str]()
@@ -132,6 +157,10 @@ class RequestBook:
     def readers(self) -> Readers:
         """The readers of the Outputs."""
         return self._unread.readers
+
+    def replica_of(self, request_id: str) -> Replica:
+        """Return the replica that has a request."""
+        return self._unfinished[request_id].replica
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
@@ -197,6 +226,8 @@ class RequestBook:
         if unfinished is not None:
             if unfinished.timer is not None:
                 unfinished.timer.cancel()
+            if unfinished.prefill is not None:
+                unfinished.prefill.cancel()
             self._admission.remove(unfinished.claim, finished=finished, now=time.monotonic())
         return unfinished
 

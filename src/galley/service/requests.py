@@ -25,7 +25,7 @@ _NOT_WITH_BEAMS: Final = (
 
 _UNSET: Final = SamplingParams()
 _NEUTRAL: Final = _UNSET.resolved(SamplingDefaults())
-"""Values without effect, which every runtime honours."""
+"""Values without effect, which every runtime honors."""
 
 
 def expand(
@@ -153,7 +153,7 @@ def _check_ids(
 
 
 def _check_supported(params: SamplingParams, info: ModelInfo) -> None:
-    """Raise RequestError for a parameter that the model's runtime does not honour."""
+    """Raise RequestError for a parameter that the model's runtime does not honor."""
     for name in info.require_text().unsupported:
         if name == CACHE_SALT:
             continue
@@ -186,7 +186,7 @@ def check_task(info: ModelInfo, task: Task, *, param: str = "model") -> None:
 
 
 def _check_beams(params: SamplingParams, info: ModelInfo) -> None:
-    """Raise RequestError for a setting that a beam search cannot honour.
+    """Raise RequestError for a setting that a beam search cannot honor.
 
     A beam search ranks whole texts by the model's own probabilities.
     """

@@ -27,6 +27,7 @@ class Unfinished:
         submitted: when it was submitted, on the monotonic clock, in seconds.
         replica: the replica that has the request.
         timer: ends the request at its deadline, if it has one.
+        prefill: computes the prompt elsewhere; the request is sent to its replica after that.
         version: of the replica that the first Output came from; only replicas of the same version may
             continue it. None before it.
     """
@@ -37,6 +38,7 @@ class Unfinished:
     submitted: float
     replica: "Replica"
     timer: asyncio.TimerHandle | None = None
+    prefill: "asyncio.Task[None] | None" = None
     version: str | None = None
     tokens: list[int] = field(default_factory=list)
     samples: int = 0

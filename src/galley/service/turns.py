@@ -161,5 +161,5 @@ class Turns:
 
     def _full(self, why: str) -> QueueFull:
         return QueueFull(
-            f"The server has too much text to tokenise: {why}", retry_after=self._timeout
+            f"The server has too much text to tokenize: {why}", retry_after=self._timeout
         )

@@ -63,18 +63,28 @@ from galley.service.protocol import (
     EngineLoader,
     GatheringEngine,
     PublishingEngine,
+    TransferringEngine,
     find_loader,
 )
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
+from galley.types.transfers import TransferPlan
 
 Frame: TypeAlias = Submit | Abort | LoadAdapter | UnloadAdapter
-Inbox: TypeAlias = queue.Queue[Frame | None]
+
+
+class Wake:
+    """Wakes the engine's thread without a frame."""
+
+
+Inbox: TypeAlias = queue.Queue[Frame | Wake | None]
 """Frames received for the engine; None: the server has closed the connection.
 
 Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
 does on a busy machine (CPython 3.11).
 """
+
+_WAKE: Final = Wake()
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -141,6 +151,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
         engine = _load(loader, start, connection, cores)
+        if start.transfer is not None:
+            _exchange_blocks(engine, start.transfer, inbox)
         publisher = _publisher(engine, start)
         connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
         loaded.set()
@@ -175,6 +187,16 @@ def _load(
         pause=None if cores is None else cores.pause,
         on_ledger=lambda ledger: connection.send(Planned(ledger)),
     )
+
+
+def _exchange_blocks(engine: Engine, plan: TransferPlan, inbox: Inbox) -> None:
+    """Have the engine exchange blocks with others. Raises SettingsError if it cannot."""
+    if not isinstance(engine, TransferringEngine):
+        raise SettingsError(
+            f"role is {plan.role}, but this model's engine keeps no keys and values that others could use; "
+            "leave it out"
+        )
+    engine.exchange_blocks(plan, lambda: inbox.put(_WAKE))
 
 
 def _publisher(engine: Engine, start: Start) -> PublishingEngine | None:
@@ -302,6 +324,8 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
             frame = _next_frame(engine, inbox, waits=not count)
             if frame is None:
                 return None
+            if isinstance(frame, Wake):
+                return count
             count += 1
             if isinstance(frame, Submit):
                 engine.add(frame.request)
@@ -312,7 +336,7 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     return count
 
 
-def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | None:
+def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | Wake | None:
     """Return the next frame.
 
     Args:

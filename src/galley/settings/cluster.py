@@ -7,8 +7,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from galley.errors import SettingsError
-from galley.settings.cache import CacheSettings
 from galley.settings.fields import setting
+from galley.settings.transfers import TransferSettings
 
 MOST_REPLICAS: Final = 256
 """Maximum number of engines of one model on one machine."""
@@ -20,7 +20,7 @@ _LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSettings(CacheSettings):
+class ClusterSettings(TransferSettings):
     """The settings of a model's replicas, on this machine and on others."""
 
     replicas: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = setting(
@@ -34,23 +34,11 @@ class ClusterSettings(CacheSettings):
         "Cluster",
         "HOST:PORT of an engine of the model on another machine (galley replica); repeat for several",
     )
-    cluster_token_file: str = setting(
-        "",
-        "Cluster",
-        "file with the secret by which servers and replicas on other machines recognise each other",
-    )
-    cluster_ca: str = setting(
-        "",
-        "Cluster",
-        "certificate authority in PEM of all machines' certificates; encrypts the connections between them",
-    )
-    cluster_cert: str = setting("", "Cluster", "this machine's certificate in PEM, for cluster_ca")
-    cluster_key: str = setting("", "Cluster", "private key of cluster_cert in PEM, unencrypted")
     gateway_headers: bool = setting(
         False,
         "Cluster",
-        "honour x-gateway-inference-objective, x-gateway-inference-fairness-id and x-slo-ttft-ms; only "
-        "behind a gateway that sets them",
+        "honor x-gateway-inference-objective, x-gateway-inference-fairness-id, x-slo-ttft-ms and (with "
+        "role decode or both) x-prefiller-host-port; only behind a gateway that sets them",
     )
     objective: tuple[str, ...] = setting(
         (),
@@ -71,10 +59,15 @@ class ClusterSettings(CacheSettings):
         super().__post_init__()
         self._check_objectives()
         self._check_kv_events()
+        if self.role in ("prefill", "both") and self.replicas > 1 and self._address()[1]:
+            raise SettingsError(
+                f"kv_transfer is {self.kv_transfer!r}, but each of {self.replicas} replicas needs its own "
+                "port; give port 0"
+            )
 
     @property
     def objectives(self) -> dict[str, int] | None:
-        """Priority of each objective by name; None if the headers of gateways are not honoured."""
+        """Priority of each objective by name; None if the headers of gateways are not honored."""
         if not self.gateway_headers:
             return None
         pairs = (text.partition("=") for text in self.objective)

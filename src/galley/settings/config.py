@@ -152,12 +152,12 @@ class Settings(ClusterSettings):
     text_seconds: Seconds = setting(
         10.0,
         "Limits",
-        "time limit for the chat template, tokenisation or grammar of a request, in seconds; then 400",
+        "time limit for the chat template, tokenization or grammar of a request, in seconds; then 400",
     )
     text_bytes: Count = setting(
         1024 * 1024 * 1024,
         "Limits",
-        "memory limit for the chat template, tokenisation or grammar of a request, in bytes; then 400",
+        "memory limit for the chat template, tokenization or grammar of a request, in bytes; then 400",
     )
     audio_decode_seconds: Seconds = setting(
         10.0,

@@ -102,8 +102,8 @@ class EngineSettings:
         "auto",
         "Model",
         "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
-        "ctranslate2, onnxruntime-genai, or one that an installed package adds; auto: by the suffix of the "
-        "file, or of one in a folder without other weights",
+        "ctranslate2, onnxruntime-genai, vllm, tensorrt-llm, or one that an installed package adds; auto: "
+        "by the suffix of the file, or of one in a folder without other weights",
     )
     engine_options: str = setting(
         "",
@@ -159,7 +159,7 @@ class EngineSettings:
         1,
         "Model",
         "processes of this machine (ranks) that compute the model together, each with a part of every "
-        "layer and of the KV cache; texts do not change (executor cpu)",
+        "layer and of the KV cache; texts do not change (executors cpu and reference)",
     )
     tensor_parallel_cpus: tuple[str, ...] = setting(
         (),

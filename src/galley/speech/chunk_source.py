@@ -14,7 +14,7 @@ from galley.speech.results import Info
 from galley.speech.segmenter import AllSpeech, VadStream
 from galley.speech.session import Session
 from galley.speech.sources import Samples
-from galley.speech.vad import Levelled, SpeechDetector, levelled
+from galley.speech.vad import Leveled, SpeechDetector, leveled
 
 
 class ChunkSource:
@@ -44,7 +44,7 @@ class ChunkSource:
         self._has_chunks = False
         """Whether the recording has had a chunk so far."""
         self._complete = False
-        found: VadStream = Levelled(detector.stream()) if self._detects else AllSpeech()
+        found: VadStream = Leveled(detector.stream()) if self._detects else AllSpeech()
         self._chunks: Iterator[AudioChunk] = chunk_audio(
             self._blocks(),
             features.chunk_seconds,
@@ -72,7 +72,7 @@ class ChunkSource:
                     session.end()
                 else:
                     self._has_chunks = True
-                    session.add(chunk, self._features(levelled(chunk.samples)))
+                    session.add(chunk, self._features(leveled(chunk.samples)))
 
     def info(self, session: Session) -> Info:
         """Return information about the recording, as far as it was read and transcribed in ``session``."""

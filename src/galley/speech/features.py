@@ -116,7 +116,7 @@ class LogMel:
     def _framed(self, samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
         """Return overlapping frames ``[frames, FRAME]``, a view.
 
-        Frame t is centred on sample t * HOP of ``samples`` padded with zeros to ``length``; beyond both
+        Frame t is centered on sample t * HOP of ``samples`` padded with zeros to ``length``; beyond both
         ends the signal is mirrored.
         """
         half = FRAME // 2

@@ -14,7 +14,7 @@ from galley.speech.features import SAMPLE_RATE, LogMel, encoder_input
 from galley.speech.options import LiveOptions
 from galley.speech.tokens import Prompt, SpeechTokens, Wanted
 from galley.speech.utterance import Decoding
-from galley.speech.vad import levelled
+from galley.speech.vad import leveled
 from galley.types import LIVE_PRIORITY, EngineRequest, Output
 
 _TOKENS_PER_SECOND: Final = 20
@@ -71,7 +71,7 @@ class LiveDecoder:
             wanted.sampling,
             self._tokens.info,
             request_id=f"{self._request_id}-{next(self._numbers)}",
-            encoder_input=encoder_input(self._features(levelled(samples))),
+            encoder_input=encoder_input(self._features(leveled(samples))),
             rules=wanted.rules,
             priority=LIVE_PRIORITY,
             cache_salt=self._cache_salt,

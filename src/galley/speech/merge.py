@@ -39,10 +39,10 @@ def join(left: Sequence[Word], right: Sequence[Word], overlap: tuple[float, floa
     pairs = _aligned(left[first:], right[:last])
     if not pairs:
         return Join(
-            sum(_centre(word) < middle for word in left),
-            sum(_centre(word) < middle for word in right),
+            sum(_center(word) < middle for word in left),
+            sum(_center(word) < middle for word in right),
         )
-    kept, skipped = min(pairs, key=lambda pair: abs(_centre(left[first + pair[0]]) - middle))
+    kept, skipped = min(pairs, key=lambda pair: abs(_center(left[first + pair[0]]) - middle))
     return Join(first + kept + 1, skipped + 1)
 
 
@@ -71,7 +71,7 @@ def _worth(one: Word, other: Word) -> float:
     """Return 1 for the same word at the same time, down to 0 for different or too distant words."""
     if plain(one.text) != plain(other.text):
         return 0.0
-    return max(0.0, 1.0 - abs(_centre(one) - _centre(other)) / _FAR_SECONDS)
+    return max(0.0, 1.0 - abs(_center(one) - _center(other)) / _FAR_SECONDS)
 
 
 def plain(text: str) -> str:
@@ -84,5 +84,5 @@ def plain(text: str) -> str:
     return letters or text.strip()
 
 
-def _centre(word: Word) -> float:
+def _center(word: Word) -> float:
     return (word.start + word.end) / 2

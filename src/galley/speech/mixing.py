@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 _DTYPES: Final = {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
 """FFmpeg's name of a sample type -> numpy's."""
-_CENTRE: Final = "FC"
+_CENTER: Final = "FC"
 _NO_SPEECH: Final = ("LFE", "LFE2")
 _FRONT: Final = ("FL", "FR", "FLC", "FRC")
 _CANCELLED: Final = 0.1
@@ -41,23 +41,23 @@ def channels_of(frame: AudioFrame) -> NDArray[np.float32]:
 def weights_of(names: Sequence[str]) -> NDArray[np.float32]:
     """Return each channel's weight in the mix; float32 ``[channels]`` with sum 1.
 
-    A layout with a centre channel, as in films, carries the dialogue there. The subwoofer channel has
+    A layout with a center channel, as in films, carries the dialogue there. The subwoofer channel has
     weight 0. Channels without a position have equal weights.
 
     Args:
         names: FFmpeg's names of the channels' positions.
     """
-    weights = np.array([_weight(name, _CENTRE in names) for name in names], np.float32)
+    weights = np.array([_weight(name, _CENTER in names) for name in names], np.float32)
     if not weights.any():
         weights[:] = 1
     weights /= weights.sum()
     return weights
 
 
-def _weight(name: str, has_centre: bool) -> float:
+def _weight(name: str, has_center: bool) -> float:
     if name in _NO_SPEECH:
         return 0.0
-    if not has_centre or name == _CENTRE:
+    if not has_center or name == _CENTER:
         return 1.0
     return 0.5 if name in _FRONT else 0.25
 

@@ -8,7 +8,7 @@ from galley.speech.features import LogMel
 from galley.speech.live import LiveSession
 from galley.speech.options import LiveOptions, TranscribeOptions
 from galley.speech.tokens import SpeechTokens
-from galley.speech.vad import Levelled, SpeechDetector
+from galley.speech.vad import Leveled, SpeechDetector
 from galley.text.tokenizer import Tokenizer
 from galley.types.model_info import ModelInfo
 
@@ -36,7 +36,7 @@ class SpeechModel:
 
     def live(self, options: LiveOptions, request_id: str, *, cache_salt: str = "") -> LiveSession:
         """Return a new live session. Raises RequestError if the model does not support the language."""
-        detector = Levelled(self._detector.stream())
+        detector = Leveled(self._detector.stream())
         return LiveSession(
             self.tokens, self._features, detector, options, request_id, cache_salt=cache_salt
         )

@@ -67,7 +67,7 @@ class SpeechOptions:
         if 2 * self.pad_ms > self.min_silence_ms:
             raise RequestError(
                 f"pad_ms ({self.pad_ms}) must be at most half of min_silence_ms "
-                f"({self.min_silence_ms}), so that the padding of two neighbours does not overlap",
+                f"({self.min_silence_ms}), so that the padding of two neighbors does not overlap",
                 param="pad_ms",
             )
         if self.lead_ms is not None:

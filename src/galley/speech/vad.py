@@ -38,7 +38,7 @@ class SpeechDetector:
         return SileroStream(self._session)
 
 
-class Levelled:
+class Leveled:
     """Detection over audio that may be quiet; the detector was trained on speech of normal loudness.
 
     The gain follows the loudest block of the last few seconds and is never below 1.
@@ -55,14 +55,14 @@ class Levelled:
         """Implement :meth:`VadStream.feed`."""
         faded = self._peak * _FADING ** (len(samples) / SAMPLE_RATE)
         self._peak = max(faded, float(np.abs(samples).max(initial=0.0)))
-        return self._detector.feed(levelled(samples, self._peak))
+        return self._detector.feed(leveled(samples, self._peak))
 
     def finish(self) -> NDArray[np.float32]:
         """Implement :meth:`VadStream.finish`."""
         return self._detector.finish()
 
 
-def levelled(samples: NDArray[np.float32], peak: float | None = None) -> NDArray[np.float32]:
+def leveled(samples: NDArray[np.float32], peak: float | None = None) -> NDArray[np.float32]:
     """Raise quiet audio to 20 dB below full scale, by at most 40 dB; return other audio unchanged.
 
     ``peak`` decides whether it is quiet; default: the peak of ``samples``.

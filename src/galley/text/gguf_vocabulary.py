@@ -117,7 +117,7 @@ def _odd_tokens(added: Any, normalizer: Any) -> Iterator[str]:
             yield f"{len(found)} added tokens such as {found[0]!r} are {flag}"
     changed = [token["content"] for token in added if token.get("normalized")]
     if normalizer is not None and not all(text.isascii() for text in changed):
-        yield f"{len(changed)} added tokens such as {changed[0]!r} are normalised"
+        yield f"{len(changed)} added tokens such as {changed[0]!r} are normalized"
 
 
 def _byte_pairs(content: Mapping[str, Any]) -> Vocabulary:

@@ -110,7 +110,7 @@ class Tokenizer:
         if self.own_steps:
             raise UnsupportedModel(
                 f"{folder}: its tokenizer has custom steps ({', '.join(self.own_steps)}); for speech "
-                "models, Galley supports only Whisper's normaliser and pre-tokeniser"
+                "models, Galley supports only Whisper's normalizer and pre-tokenizer"
             )
 
     def check_vocabulary(self, vocab_size: int, folder: Path) -> None:

@@ -115,7 +115,7 @@ def _rope(op: Op, step: _Step, inputs: list[Tensor]) -> Tensor:
         step.angles[key] = (turns.cos() * op.attrs["scale"], turns.sin() * op.attrs["scale"])
     cos, sin = step.angles[key]
     pairs = len(inv_freq)
-    # A pair is one column of each half, or two neighbouring columns.
+    # A pair is one column of each half, or two neighboring columns.
     shape, members = ((pairs, 2), -1) if op.attrs["adjacent"] else ((2, pairs), -2)
     turning, rest = torch.split(_heads(x, dim), [2 * pairs, dim - 2 * pairs], dim=-1)
     a, b = turning.reshape(*turning.shape[:-1], *shape).unbind(members)

@@ -26,7 +26,7 @@ from galley.settings.engine import EngineSettings
 from galley.train.fake_quantize import Rounding, at_load, on_grid
 from galley.train.student import Student, begin, read_parameters
 from galley.train.teacher import TeacherCache
-from galley.train.trainer import AdamW, Example, Loss, MakeOptimiser, Options, Trainer, fingerprint
+from galley.train.trainer import AdamW, Example, Loss, MakeOptimizer, Options, Trainer, fingerprint
 
 _STATE_FOLDER: Final = ".galley-train"
 _SMOOTH: Final = 0.95
@@ -132,7 +132,7 @@ def train(
     options: Options,
     out: Path,
     progress: Progress,
-    make_optimiser: MakeOptimiser = AdamW,
+    make_optimizer: MakeOptimizer = AdamW,
 ) -> Report:
     """Train a student and write its checkpoint; one text in eight is held out for measurement.
 
@@ -142,7 +142,7 @@ def train(
         options: how to train.
         out: a new folder, or one in which an equal run was interrupted.
         progress: displays the progress.
-        make_optimiser: creates the optimizer of the parameters.
+        make_optimizer: creates the optimizer of the parameters.
 
     Raises:
         SettingsError: the folder holds something else.
@@ -171,7 +171,7 @@ def train(
     held_out = _within(texts, list(range(0, len(texts), HELD_OUT)), _MEASURED_TOKENS)
     training = [i for i in range(len(texts)) if i % HELD_OUT] or held_out
     before = _first_loss(state, task.student, examples, cache, options, held_out)
-    trainer = Trainer(task.student, examples, cache, options, state, make_optimiser)
+    trainer = Trainer(task.student, examples, cache, options, state, make_optimizer)
     with progress("steps", options.steps, done=trainer.step) as bar:
         trainer.run(training, _shown(bar))
     after = trainer.loss(held_out)

@@ -87,7 +87,7 @@ class Loss(NamedTuple):
     kl: float
 
 
-class Optimiser(Protocol):
+class Optimizer(Protocol):
     """Updates the parameters it was created for."""
 
     def step(self, factor: float) -> None:
@@ -103,7 +103,7 @@ class Optimiser(Protocol):
         ...
 
 
-MakeOptimiser = Callable[[Sequence[tuple[str, Tensor]], float], Optimiser]
+MakeOptimizer = Callable[[Sequence[tuple[str, Tensor]], float], Optimizer]
 """Creates an optimizer from named parameters and the peak rate."""
 
 
@@ -118,23 +118,23 @@ class AdamW:
             for decays, w in ((True, 0.01), (False, 0.0))
         ]
         filled = [group for group in groups if group["params"]]
-        self._optimiser = torch.optim.AdamW(filled, lr=rate, betas=(0.9, 0.98))
+        self._optimizer = torch.optim.AdamW(filled, lr=rate, betas=(0.9, 0.98))
 
     def step(self, factor: float) -> None:
-        """Apply and clear the gradients: see :class:`Optimiser`."""
+        """Apply and clear the gradients: see :class:`Optimizer`."""
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self._rate * factor
-        self._optimiser.step()
-        self._optimiser.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     def state(self) -> Any:
-        """Return the state: see :class:`Optimiser`."""
-        return self._optimiser.state_dict()
+        """Return the state: see :class:`Optimizer`."""
+        return self._optimizer.state_dict()
 
     def load(self, state: Any) -> None:
-        """Continue from a state: see :class:`Optimiser`."""
-        self._optimiser.load_state_dict(state)
+        """Continue from a state: see :class:`Optimizer`."""
+        self._optimizer.load_state_dict(state)
 
 
 class Trainer:
@@ -152,7 +152,7 @@ class Trainer:
         teacher: TeacherCache,
         options: Options,
         state: Path,
-        make_optimiser: MakeOptimiser = AdamW,
+        make_optimizer: MakeOptimizer = AdamW,
     ) -> None:
         """Begin, or continue from the state in its folder.
 
@@ -162,13 +162,13 @@ class Trainer:
             teacher: the teacher's results for the same texts, complete.
             options: how to train.
             state: folder of the state.
-            make_optimiser: creates the optimizer of the parameters.
+            make_optimizer: creates the optimizer of the parameters.
         """
         self.student, self.step = student, 0
         self._examples, self._teacher, self._options = examples, teacher, options
         self._path = state / _STATE
         self._device = next(iter(student.parameters.values())).device
-        self._optimiser = make_optimiser(list(student.parameters.items()), options.learning_rate)
+        self._optimizer = make_optimizer(list(student.parameters.items()), options.learning_rate)
         if self._path.exists():
             self._load()
 
@@ -201,7 +201,7 @@ class Trainer:
         )
         loss = (losses * batch.weights).sum() / batch.weights.sum().clamp(min=_LEAST_WEIGHT)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step(rate_factor(self.step, self._options.steps))
+        self._optimizer.step(rate_factor(self.step, self._options.steps))
         return float(loss.detach())
 
     @torch.no_grad()
@@ -245,7 +245,7 @@ class Trainer:
     def _save(self) -> None:
         """Save the state atomically: a killed write leaves the old file whole."""
         parameters = {name: p.detach() for name, p in self.student.parameters.items()}
-        state = {"step": self.step, "model": parameters, "optimiser": self._optimiser.state()}
+        state = {"step": self.step, "model": parameters, "optimizer": self._optimizer.state()}
         with complete_or_absent(self._path) as partial:
             torch.save(state, partial)
 
@@ -255,7 +255,7 @@ class Trainer:
         with torch.no_grad():
             for name, values in state["model"].items():
                 self.student.parameters[name].copy_(values)
-        self._optimiser.load(state["optimiser"])
+        self._optimizer.load(state["optimizer"])
 
 
 class _Batch(NamedTuple):

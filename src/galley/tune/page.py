@@ -60,7 +60,7 @@ def _front(tuning: Tuning, best: Trial, goal: Sequence[Limit]) -> str:
     ]
     drawn = [
         # Each candidate is a point of its own; only the front is a line.
-        Line(line.name, [x], [y], line.colour, dots=True, labels=[label])
+        Line(line.name, [x], [y], line.color, dots=True, labels=[label])
         for line in lines
         for x, y, label in zip(line.xs, line.ys, line.labels, strict=True)
     ]
@@ -81,12 +81,12 @@ def _drawn(trial: Trial, goal: Sequence[Limit]) -> bool:
     return math.isfinite(trial.cost) and math.isfinite(trial.factor(goal))
 
 
-def _line(name: str, trials: Sequence[Trial], goal: Sequence[Limit], colour: int) -> Line:
+def _line(name: str, trials: Sequence[Trial], goal: Sequence[Limit], color: int) -> Line:
     return Line(
         name,
         [trial.factor(goal) for trial in trials],
         [trial.cost for trial in trials],
-        colour,
+        color,
         dots=True,
         labels=[str(trial.candidate) for trial in trials],
     )

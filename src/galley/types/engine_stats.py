@@ -19,6 +19,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         prefix_disk_dropped_blocks, prefix_disk_damaged_files: counters: blocks that could not be written,
             and files that were not intact.
         prefix_disk_bytes: gauge: bytes of the files in ``prefix_cache_dir``.
+        kv_peer_hit_tokens: counter: tokens of prompts whose keys and values came from a peer.
+        kv_fetches, kv_fetch_failures, kv_fetch_seconds: counters: transfers from peers, those of them that
+            ended before all was there, and the time they took.
+        kv_fetched_blocks, kv_fetched_bytes, kv_missing_blocks: counters: what came, and blocks that a peer
+            did not have any more.
+        kv_sent_blocks, kv_sent_bytes, kv_send_failures: counters: what was sent to peers, and requests of
+            theirs that were refused or ended early.
         prompt_proposed_tokens and so on: counters: draft tokens that were verified, by proposer.
         prompt_accepted_tokens and so on: counters: those of them that were accepted.
         busy_seconds: counter: time that was divided among requests; see ``engine/step_meter.py``.
@@ -51,6 +58,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_disk_dropped_blocks: int = 0
     prefix_disk_damaged_files: int = 0
     prefix_disk_bytes: int = 0
+    kv_peer_hit_tokens: int = 0
+    kv_fetches: int = 0
+    kv_fetch_failures: int = 0
+    kv_fetch_seconds: float = 0.0
+    kv_fetched_blocks: int = 0
+    kv_fetched_bytes: int = 0
+    kv_missing_blocks: int = 0
+    kv_sent_blocks: int = 0
+    kv_sent_bytes: int = 0
+    kv_send_failures: int = 0
     preemptions: int = 0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -14,6 +14,7 @@ from galley.types.requests import Task
 from galley.types.sampling import SamplingDefaults
 from galley.types.sizes import BLOCK_TOKENS, blocks_for
 from galley.types.tensors import TensorSpec
+from galley.types.transfers import KVPeer, Role
 
 CACHE_SALT: Final = "cache_salt"
 """The API's parameter that separates cached prefixes."""
@@ -175,7 +176,7 @@ class TextInfo(msgspec.Struct, frozen=True, kw_only=True):
         adapters: slots for LoRA adapters in memory; 0: the model takes none.
         recurrent: whether it keeps a state for each sequence, which cannot be forked for a beam search.
         unsupported: parameters of :class:`~galley.types.sampling.SamplingParams` that requests may not set,
-            because the runtime does not honour them; and :data:`CACHE_SALT`, if all requests share cached
+            because the runtime does not honor them; and :data:`CACHE_SALT`, if all requests share cached
             prefixes.
     """
 
@@ -258,6 +259,24 @@ class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.languages[0] if self.languages else ""
 
 
+class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine exchanges keys and values with others.
+
+    Attributes:
+        role: whether it offers its blocks, fetches those of others, or both.
+        host, port: where it offers them; port 0: it does not.
+    """
+
+    role: Role
+    host: str
+    port: int
+
+    def at(self, tokens: int) -> KVPeer | None:
+        """Return where the full blocks of so many tokens can be fetched; None: they are not offered."""
+        whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        return KVPeer(self.host, self.port, whole) if self.port else None
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Properties that a ready engine reports: those of every model, and parts that only some models have.
 
@@ -275,6 +294,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
         tensors: inputs and outputs of a model of tensors.
         voice: voices and sample rate of a model that speaks.
+        transfers: how the engine exchanges keys and values with others; None: it does not.
     """
 
     name: str
@@ -291,6 +311,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     vectors: VectorInfo | None = None
     tensors: TensorInfo | None = None
     voice: VoiceInfo | None = None
+    transfers: TransferInfo | None = None
 
     def require_text(self) -> TextInfo:
         """Return ``text``. Raises RequestError if the model has none."""

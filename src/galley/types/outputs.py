@@ -6,6 +6,7 @@ import msgspec
 
 from galley.types.audio import Alignment
 from galley.types.tensors import Tensor
+from galley.types.transfers import KVPeer
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -106,6 +107,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         refused: whether the request is at fault, not the engine.
         timing: set in the first and the last Output, and in each that may be the last because the
             request has stop strings.
+        kv_peer: with the last Output of a request whose blocks are for a peer, where they are.
     """
 
     request_id: str
@@ -115,6 +117,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     refused: bool = False
     timing: Timing | None = None
+    kv_peer: KVPeer | None = None
 
     @property
     def generated(self) -> Tokens:

@@ -7,6 +7,7 @@ import msgspec
 from galley.types.audio import NO_RULES, EncoderInput, SpeechRules
 from galley.types.sampling import SamplingParams
 from galley.types.tensors import Tensor
+from galley.types.transfers import KVPeer
 
 LIVE_PRIORITY: Final = -1000
 """Priority of live audio, before every priority that an API request can set."""
@@ -246,6 +247,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
         adapter: LoRA adapter that is added to the model; None: the model alone.
         keep_seconds: how long its blocks stay in the prefix cache while others are evicted first.
+        offered: whether a peer will fetch the blocks of its prompt: its last Output says where.
+        kv_from: a peer that has blocks of its prompt.
     """
 
     id: str
@@ -257,3 +260,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant_priority: int = 0
     adapter: Adapter | None = None
     keep_seconds: float = 0.0
+    offered: bool = False
+    kv_from: KVPeer | None = None

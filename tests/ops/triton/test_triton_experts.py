@@ -119,7 +119,9 @@ class Case:
             return product("down", e, gated(gate, up, self.op.attrs))
 
         scaled = self.op.attrs["scaled_inputs"]
-        return expert_sum(x.to(self.dtype).float(), routes, run, scaled_inputs=scaled)
+        return expert_sum(
+            x.to(self.dtype).float(), routes, run, width=x.shape[1], scaled_inputs=scaled
+        )
 
 
 def choices(rows: int, experts: int = EXPERTS) -> torch.Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.serving import Server
 
 
@@ -17,12 +17,12 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def expected(http: httpx.Client) -> str:
-    """The text of the neighbour's stream when it runs alone."""
+    """The text of the neighbor's stream when it runs alone."""
     return alone(http)
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
+def neighbor(server: Server, expected: str) -> Iterator[Neighbor]:
     """Run the stream alongside a test; modules whose tests stop the server override this fixture."""
-    with Neighbour(server, expected) as running:
+    with Neighbor(server, expected) as running:
         yield running

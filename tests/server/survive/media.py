@@ -1,4 +1,4 @@
-"""A server with a language model, used by the neighbouring stream, and a speech model; and its inputs."""
+"""A server with a language model, used by the neighboring stream, and a speech model; and its inputs."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fields that no model can honour: the error names the field, and other requests are unaffected."""
+"""Fields that no model can honor: the error names the field, and other requests are unaffected."""
 
 import json
 from collections.abc import Callable, Sequence

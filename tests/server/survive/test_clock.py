@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import CONTEXT
-from tests.server.neighbour import Neighbour
+from tests.server.neighbor import Neighbor
 from tests.server.serving import Server, events
 
 pytestmark = pytest.mark.xdist_group("server_clock")
@@ -59,7 +59,7 @@ def test_a_jump_of_the_clock_changes_no_answer(
 ) -> None:
     for days in (10, -10, 4000):
         with (
-            Neighbour(server, expected),
+            Neighbor(server, expected),
             http.stream(
                 "POST",
                 "/v1/completions",

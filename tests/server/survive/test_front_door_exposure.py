@@ -16,7 +16,7 @@ from galley.errors import SettingsError
 from galley.server import tls
 from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
-from tests.server.neighbour import Neighbour
+from tests.server.neighbor import Neighbor
 from tests.server.raw import Raw
 from tests.server.refusals import error_of
 from tests.server.serving import Server
@@ -89,9 +89,9 @@ def http(server: TlsServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: TlsServer, expected: str) -> Iterator[Neighbour]:
+def neighbor(server: TlsServer, expected: str) -> Iterator[Neighbor]:
     """Run the stream with the key of the server."""
-    with Neighbour(server, expected, Authorization="Bearer secret") as running:
+    with Neighbor(server, expected, Authorization="Bearer secret") as running:
         yield running
 
 

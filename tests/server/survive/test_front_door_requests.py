@@ -135,7 +135,7 @@ def test_connections_that_say_nothing_are_ended(server: Server) -> None:
         for client in (silent, half, unfinished):
             error_of(client.answer(), 408)
         assert kept.rest().startswith(b"HTTP/1.1 200 ")
-    until(lambda: connections(server) <= 2)  # the connections of the neighbour and of the fixture
+    until(lambda: connections(server) <= 2)  # the connections of the neighbor and of the fixture
 
 
 def test_unfinished_bodies_are_bounded_in_total(server: Server) -> None:

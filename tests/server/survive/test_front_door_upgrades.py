@@ -165,7 +165,7 @@ def test_pongs_that_are_not_read_are_bounded(server: Server) -> None:
 
 @pytest.mark.parametrize("frames", [[b"{}"] * 2_000, [b"{", b"}"] * 500], ids=["whole", "parts"])
 def test_each_of_many_messages_is_answered(server: Server, frames: list[bytes]) -> None:
-    """The messages are too small to be useful, and the neighbouring stream continues."""
+    """The messages are too small to be useful, and the neighboring stream continues."""
     with LiveClient(server) as client:
         client.until("session.created", "transcription_session.created")
         messages = frames if b"{}" in frames else [frames[i : i + 2] for i in range(0, 1000, 2)]

@@ -15,7 +15,7 @@ from galley.settings.config import Settings
 from tests.server.conftest import CONTEXT
 from tests.server.key_files import KeyFile, bearer, complete, hashed, key_of
 from tests.server.live_client import LiveClient
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.openapi import PAGE
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
@@ -60,8 +60,8 @@ def expected(server: Server) -> str:
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
-    with Neighbour(server, expected, **bearer(key_of("first"))) as running:
+def neighbor(server: Server, expected: str) -> Iterator[Neighbor]:
+    with Neighbor(server, expected, **bearer(key_of("first"))) as running:
         yield running
 
 

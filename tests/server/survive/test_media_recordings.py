@@ -1,4 +1,4 @@
-"""Damaged, falsely labelled or misdirected recordings are refused, or decoded as far as possible."""
+"""Damaged, falsely labeled or misdirected recordings are refused, or decoded as far as possible."""
 
 import socket
 import struct

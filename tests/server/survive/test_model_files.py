@@ -15,7 +15,7 @@ import pytest
 
 from tests.formats.damage import CONFIG, INDEX, NORM, WEIGHTS, add_token, changed, changed_header
 from tests.server.conftest import ADMIN_KEY, CONTEXT
-from tests.server.neighbour import alone
+from tests.server.neighbor import alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 from tests.thorough import THOROUGH

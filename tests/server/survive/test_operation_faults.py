@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.conftest import CONTEXT
 from tests.server.containers import memory_limit
-from tests.server.neighbour import Neighbour, alone, text_of
+from tests.server.neighbor import Neighbor, alone, text_of
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
@@ -89,7 +89,7 @@ def test_memory_near_the_limit_of_the_container_is_refused(model: Path, tmp_path
         admit(server.process.pid)
         with server.client() as client:
             text = alone(client)
-            with Neighbour(server, text):
+            with Neighbor(server, text):
                 ballast = subprocess.Popen(
                     [
                         sys.executable,

@@ -26,7 +26,7 @@ WITHIN = "x-request-timeout"
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with two slots, one of which the neighbour uses."""
+    """A server with two slots, one of which the neighbor uses."""
     log = tmp_path_factory.mktemp("overload") / "log"
     limits: dict[str, Any] = {"max_running": SEATS, "max_queue": QUEUE}
     with Server(model, log, threads=1, kv_cache_tokens=8 * CONTEXT, **limits) as running:
@@ -55,7 +55,7 @@ def idle(server: Server) -> bool:
     return not (metrics["galley_requests_running"] or metrics["galley_requests_waiting"])
 
 
-def idle_but_for_the_neighbour(server: Server) -> bool:
+def idle_but_for_the_neighbor(server: Server) -> bool:
     metrics = server.metrics()
     return metrics["galley_requests_running"] <= 1 and not metrics["galley_requests_waiting"]
 
@@ -87,12 +87,12 @@ def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool
         finally:
             for blocker in blockers:
                 blocker.close()
-    until(lambda: idle_but_for_the_neighbour(server))
+    until(lambda: idle_but_for_the_neighbor(server))
 
 
 def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Server) -> None:
     burst(server, SEATS + QUEUE, tokens=4000)  # busy for more than a second: the pace is known
-    until(lambda: idle_but_for_the_neighbour(server))
+    until(lambda: idle_but_for_the_neighbor(server))
     long = BODY | {"max_tokens": 15_000, "stream": True}
     with server.client() as client, ExitStack() as patient:
         for _ in range(QUEUE):
@@ -104,7 +104,7 @@ def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Ser
             error = error_of(answer, 429)  # 504 if it waited for its deadline
             assert "expected in" in error["message"]
             assert int(answer.headers["retry-after"]) >= 1
-    until(lambda: idle_but_for_the_neighbour(server))
+    until(lambda: idle_but_for_the_neighbor(server))
 
 
 def test_a_full_queue_refuses_and_admitted_requests_continue(server: Server) -> None:
@@ -146,7 +146,7 @@ def test_a_deadline_that_passes_while_running_ends_the_text(server: Server) -> N
         ):
             pass
     assert raised.value.code == "deadline_exceeded"
-    until(lambda: idle_but_for_the_neighbour(server))
+    until(lambda: idle_but_for_the_neighbor(server))
     ended = server.metrics()
     assert ended["galley_finished_sequences_total{endpoint=/v1/completions,finish_reason=deadline}"]
 

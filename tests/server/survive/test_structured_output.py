@@ -1,4 +1,4 @@
-"""Grammars that cannot be honoured: a prompt error, and other requests are unaffected."""
+"""Grammars that cannot be honored: a prompt error, and other requests are unaffected."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_a_grammar_that_is_too_large_is_refused(http: httpx.Client) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_schema_that_cannot_be_honoured_is_refused(
+def test_a_schema_that_cannot_be_honored_is_refused(
     http: httpx.Client, value: dict[str, Any], named: str
 ) -> None:
     error = error_of(ask(http, **schema(value)))

@@ -19,7 +19,7 @@ from tests.server.key_files import (
     key_of,
     limits_of,
 )
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, events, until
 
@@ -72,8 +72,8 @@ def expected(server: Server) -> str:
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
-    with Neighbour(server, expected, **bearer(key_of("free"))) as running:
+def neighbor(server: Server, expected: str) -> Iterator[Neighbor]:
+    with Neighbor(server, expected, **bearer(key_of("free"))) as running:
         yield running
 
 

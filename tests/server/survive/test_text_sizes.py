@@ -122,8 +122,8 @@ class TestAlone:
     """Tests with a separate server, whose budget is small."""
 
     @pytest.fixture(autouse=True)
-    def neighbour(self) -> None:
-        """No neighbouring stream runs."""
+    def neighbor(self) -> None:
+        """No neighboring stream runs."""
 
     def test_a_text_over_the_budget_is_refused(self, model: Path, tmp_path: Path) -> None:
         limit = 64 * MIB

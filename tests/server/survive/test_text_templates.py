@@ -208,8 +208,8 @@ class TestAlone:
     """Tests with separate servers, which exit."""
 
     @pytest.fixture(autouse=True)
-    def neighbour(self) -> None:
-        """No neighbouring stream runs."""
+    def neighbor(self) -> None:
+        """No neighboring stream runs."""
 
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_server_stops_despite_a_hanging_template(

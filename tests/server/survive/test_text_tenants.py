@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.conftest import CONTEXT
 from tests.server.key_files import KeyFile, bearer, key_of
-from tests.server.neighbour import Neighbour, alone
+from tests.server.neighbor import Neighbor, alone
 from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
@@ -42,8 +42,8 @@ def expected(server: Server) -> str:
 
 
 @pytest.fixture(autouse=True)
-def neighbour(server: Server, expected: str) -> Iterator[Neighbour]:
-    with Neighbour(server, expected, **bearer(key_of("free"))) as running:
+def neighbor(server: Server, expected: str) -> Iterator[Neighbor]:
+    with Neighbor(server, expected, **bearer(key_of("free"))) as running:
         yield running
 
 

@@ -1,11 +1,11 @@
-"""Bar charts as SVG without scripts, for quantities by name; colours are those of line charts."""
+"""Bar charts as SVG without scripts, for quantities by name; colors are those of line charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from galley.bench.serve.chart import COLOURS, ticks
+from galley.bench.serve.chart import COLORS, ticks
 
 _WIDTH: Final = 460
 _LEAST_NAMES, _MOST_NAMES, _RIGHT, _TOP, _BOTTOM = 130, 250, 46, 6, 40
@@ -56,7 +56,7 @@ def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) 
                     _text(left + width + 4, top + number * _BAR + _BAR - 4, f"{value:.3g}", "start")
                 )
     legend = "".join(
-        f'<li><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line c{n % COLOURS}">'
+        f'<li><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line c{n % COLORS}">'
         f'<path d="M0 4H24"/></g></svg>{escape(one.name)}</li>'
         for n, one in enumerate(series)
     )
@@ -65,7 +65,7 @@ def bars(title: str, unit: str, names: Sequence[str], series: Sequence[Series]) 
 
 def _bar(said: str, number: int, left: float, top: float, width: float) -> str:
     return (
-        f'<g class="bar c{number % COLOURS}"><rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" '
+        f'<g class="bar c{number % COLORS}"><rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" '
         f'height="{_BAR - 2}"><title>{escape(said)}</title></rect></g>'
     )
 

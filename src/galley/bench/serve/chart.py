@@ -1,4 +1,4 @@
-"""Line charts as SVG without scripts; colours are CSS classes of the page, for light and dark themes."""
+"""Line charts as SVG without scripts; colors are CSS classes of the page, for light and dark themes."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final
 
 _WIDTH, _HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
-COLOURS: Final = 8
+COLORS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Line:
     Attributes:
         name: shown in the legend and next to the pointer.
         xs, ys: points; where y is None the line is interrupted.
-        colour: an index into the palette of :data:`COLOURS`.
-        dashed: draw a dashed line, to distinguish it from another of the same colour.
+        color: an index into the palette of :data:`COLORS`.
+        dashed: draw a dashed line, to distinguish it from another of the same color.
         dots: mark every point.
         labels: text shown next to the pointer, for each point.
     """
@@ -27,7 +27,7 @@ class Line:
     name: str
     xs: Sequence[float]
     ys: Sequence[float | None]
-    colour: int = 0
+    color: int = 0
     dashed: bool = False
     dots: bool = False
     labels: Sequence[str] = ()
@@ -102,7 +102,7 @@ def _line(line: Line, place: _Place) -> str:
             cx, cy = at.split()
             said = escape(": ".join(filter(None, (line.name, label, f"{x:.4g}, {y:.4g}"))))
             dots.append(f'<circle cx="{cx}" cy="{cy}" r="3.5"><title>{said}</title></circle>')
-    kind = f"line c{line.colour % COLOURS}" + (" dashed" if line.dashed else "")
+    kind = f"line c{line.color % COLORS}" + (" dashed" if line.dashed else "")
     title = f"<title>{escape(line.name)}</title>"
     return f'<g class="{kind}"><path d="{"".join(path)}">{title}</path>{"".join(dots)}</g>'
 
@@ -113,7 +113,7 @@ def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
 
 def _legend(lines: Sequence[Line]) -> str:
     def item(line: Line) -> str:
-        kind = f"c{line.colour % COLOURS}" + (" dashed" if line.dashed else "")
+        kind = f"c{line.color % COLORS}" + (" dashed" if line.dashed else "")
         return (
             f'<li><svg class="key" viewBox="0 0 24 8" aria-hidden="true"><g class="line {kind}">'
             f'<path d="M0 4H24"/></g></svg>{escape(line.name)}</li>'

@@ -13,7 +13,7 @@ from galley.bench.serve.samples import Sample
 SLICES: Final = 60
 
 
-def summarise(
+def summarize(
     run: Run,
     *,
     kind: str,

@@ -79,13 +79,13 @@ def _curves(
     """Return a line for each report and quantile through its points, in the order of the runs."""
     lines = []
     for number, (name, report) in enumerate(reports):
-        for colour, (part, label) in enumerate(parts):
+        for color, (part, label) in enumerate(parts):
             lines.append(
                 Line(
                     _prefix(reports, name) + label,
                     [x(point, part) or 0.0 for point in report.points],
                     [None if x(p, part) is None else y(p, part) for p in report.points],
-                    colour,
+                    color,
                     dashed=number > 0,
                     dots=True,
                     labels=[point.name for point in report.points],
@@ -143,11 +143,11 @@ def _distributions(reports: Sequence[_Named]) -> list[str]:
                 _prefix(reports, name) + point.name,
                 [1e3 * value for value in point.cdfs[metric]],
                 list(range(101)),
-                colour,
+                color,
                 dashed=number > 0,
             )
             for number, (name, report) in enumerate(reports)
-            for colour, point in enumerate(report.points)
+            for color, point in enumerate(report.points)
             if metric in point.cdfs
         ]
 

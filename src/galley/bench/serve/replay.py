@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from galley.bench.serve.client import Client
 from galley.bench.serve.load import Run, open_loop
-from galley.bench.serve.measure import summarise
+from galley.bench.serve.measure import summarize
 from galley.bench.serve.results import Point
 from galley.bench.serve.session import checked, first_model
 from galley.bench.serve.words import Words
@@ -123,7 +123,7 @@ async def replay(
         speed: how many times as fast as recorded.
         model: the served name; None is the first model that the server lists.
         seed: of the words.
-        objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarise`.
+        objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarize`.
         on_end: called at the end of each request.
         recorded: the prompts of the turns; None: synthetic ones.
 
@@ -138,7 +138,7 @@ async def replay(
     run = await open_loop(client, requests(turns, model, texts), times, on_end, after=waits)
     checked(run)
     load = len(turns) / times[-1] if times[-1] else float(len(turns))
-    point = summarise(
+    point = summarize(
         run,
         kind="trace",
         load=load,

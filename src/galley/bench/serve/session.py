@@ -13,7 +13,7 @@ from galley import __version__
 from galley.bench.serve.arrivals import poisson
 from galley.bench.serve.client import CallFailed, Client
 from galley.bench.serve.load import Run, closed_loop, open_loop
-from galley.bench.serve.measure import summarise
+from galley.bench.serve.measure import summarize
 from galley.bench.serve.results import Point, Report
 from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Prepared, Workload
@@ -39,7 +39,7 @@ class Plan:
         warm_up: requests before each run that are not counted.
         times: of a trace, seconds.
         seed: of arrival times.
-        objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarise`.
+        objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarize`.
     """
 
     kind: str
@@ -181,7 +181,7 @@ async def _point(
     finally:
         ticking.cancel()
     on_progress(name, size)
-    return summarise(
+    return summarize(
         run,
         kind=plan.kind,
         load=load,

@@ -27,8 +27,11 @@ from galley.ops.executor import (
 )
 from galley.settings.engine import EngineSettings
 
-PROCESS_BYTES: Final = 96 << 20
+PROCESS_BYTES: Final = 48 << 20
 """Bytes of a rank's process other than weights, keys and values, and buffers: Python and numpy."""
+
+_EXECUTORS: Final = ("cpu", "reference")
+"""Executors that can compute a part of a model."""
 
 
 class ParallelFactory:
@@ -159,7 +162,7 @@ def parallel_factory(
     """
     if settings.tensor_parallel == 1:
         return base
-    if name != "cpu":
+    if name not in _EXECUTORS:
         raise SettingsError(
             f"tensor_parallel is {settings.tensor_parallel}, but executor {name!r} computes models whole; "
             "leave it out, or use executor 'cpu'"

@@ -101,15 +101,15 @@ class BeamSearch:
         return sorted(found, key=lambda continuation: -continuation.total)[: self.candidates]
 
     def _finish(self, hypothesis: Hypothesis) -> None:
-        self.finished.append((self._normalised(hypothesis), hypothesis))
+        self.finished.append((self._normalized(hypothesis), hypothesis))
         self.finished.sort(key=lambda entry: -entry[0])
         del self.finished[self._params.num_beams :]
 
     def _may_improve(self) -> bool:
         if len(self.finished) < self._params.num_beams:
             return True
-        return self._normalised(self.running[0]) > self.finished[-1][0]
+        return self._normalized(self.running[0]) > self.finished[-1][0]
 
-    def _normalised(self, hypothesis: Hypothesis) -> float:
+    def _normalized(self, hypothesis: Hypothesis) -> float:
         length: float = len(hypothesis.tokens) ** self._params.length_penalty
         return hypothesis.total / length

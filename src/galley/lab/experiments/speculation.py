@@ -76,11 +76,11 @@ def _picture(kept: Mapping[str, _Gain]) -> Curves:
                 name,
                 [100 * kept[task][1] for task in order],
                 [pick(kept[task]) for task in order],
-                colour,
+                color,
                 dots=True,
                 labels=order,
             )
-            for name, colour, pick in (("measured", 1, _median), ("predicted", 0, _bound))
+            for name, color, pick in (("measured", 1, _median), ("predicted", 0, _bound))
         ],
     )
 

@@ -129,9 +129,12 @@ def routes(models: Registry) -> list[Operation]:
         if timeout is not None:
             deadline = caller.arrived + timeout / _MICROSECONDS
             caller.deadline = min(caller.deadline, deadline)
-        found = models.find(name, "predict", caller, priority=priority)
-        served = await while_connected(request.receive, found)
-        return await while_connected(request.receive, _answer(served, given, caller))
+
+        async def answered() -> Response:
+            found = await models.find(name, "predict", caller, priority=priority)
+            return await _answer(found, given, caller)
+
+        return await while_connected(request.receive, answered())
 
     def described(path: str, handler: Handler, answer: type, *, status: bool = False) -> Operation:
         answers = {200: answer, 503: answer} if status else {200: answer}

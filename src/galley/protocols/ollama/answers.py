@@ -73,7 +73,7 @@ class OllamaAnswerMessage(TypedDict):
 class OllamaAnswer(TypedDict):
     """An answer, or a piece of it; the last piece has token counts, and durations in nanoseconds.
 
-    ``warnings`` report the parts of the request that were not honoured.
+    ``warnings`` report the parts of the request that were not honored.
     """
 
     model: str

@@ -146,7 +146,7 @@ class _Request(Strict, frozen=True, kw_only=True):
         )
 
     def warnings(self, context: int = MAX_COUNT) -> list[str]:
-        """Return warnings of options that are not honoured.
+        """Return warnings of options that are not honored.
 
         Args:
             context: size of the model's context, in tokens.

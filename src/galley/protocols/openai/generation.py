@@ -29,6 +29,7 @@ from galley.protocols.common.structured_output import (
     constraint_of,
 )
 from galley.protocols.openai.inputs import Texts, TokenIds
+from galley.protocols.openai.transfers import KVTransferParams
 from galley.types import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_METADATA: Final = 64
@@ -147,6 +148,10 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
     service_tier: Literal["auto", "default"] | None = None
+    kv_transfer_params: Annotated[
+        KVTransferParams | None,
+        Meta(description="Prefill and decode apart: where the prompt's keys and values are."),
+    ] = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonField = None
     guided_regex: RegexField = None

@@ -15,7 +15,7 @@ export class Plot {
   /**
    * A figure for `title`.
    *
-   * names: of the series, in the order of their colours; format: formats a value; about: description.
+   * names: of the series, in the order of their colors; format: formats a value; about: description.
    */
   constructor({ title, about, names, format }) {
     this.title = title;

@@ -17,7 +17,7 @@ def merges(distances: NDArray[np.float32]) -> list[tuple[int, int, float]]:
     """Return the merges of average linkage, nearest first: (cluster, cluster, distance).
 
     A cluster has the number of its first member. Time and memory grow with the square of the count
-    (nearest-neighbour chains; Murtagh, 1983).
+    (nearest-neighbor chains; Murtagh, 1983).
 
     Args:
         distances: symmetric, float32 ``[voices, voices]``; overwritten.

@@ -20,7 +20,7 @@ WINDOW: Final = 5 * SAMPLE_RATE
 """Samples of a window of segmentation."""
 FRAME_STEP: Final = 270
 """Samples from one frame of segmentation to the next."""
-FRAME_CENTRE: Final = 495
+FRAME_CENTER: Final = 495
 """Sample of a window in the middle of its first frame."""
 FRAMES: Final = 293
 """Frames of a window."""
@@ -73,7 +73,7 @@ class Nets:
     def mel_power(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the mel power of samples at 16 kHz, float32 ``[frames, 40]``, one frame every 10 ms.
 
-        Frames are centred as librosa does it; the encoder was trained on power, not on its logarithm.
+        Frames are centered as librosa does it; the encoder was trained on power, not on its logarithm.
         """
         signal = np.pad(samples, FRAME // 2)
         frames = np.lib.stride_tricks.sliding_window_view(signal, FRAME)[::HOP] * self._hann

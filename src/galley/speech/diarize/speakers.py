@@ -141,7 +141,7 @@ def _joined(before: Segment, after: Segment) -> Segment:
     )
 
 
-def labelled(segments: Iterable[Segment], labels: SpeakerLabels) -> Iterator[Segment]:
+def labeled(segments: Iterable[Segment], labels: SpeakerLabels) -> Iterator[Segment]:
     """Yield a transcript's segments with their speakers, each once it is final."""
     for segment in segments:
         yield from labels.take(segment)

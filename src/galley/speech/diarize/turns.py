@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from galley.speech.diarize.nets import FRAME_CENTRE, FRAME_STEP, FRAMES
+from galley.speech.diarize.nets import FRAME_CENTER, FRAME_STEP, FRAMES
 from galley.speech.diarize.voices import ACTIVE, STEP_FRAMES, Observations, Window, runs_of
 from galley.speech.features import SAMPLE_RATE
 
@@ -68,7 +68,7 @@ def _along(found: Observations, speakers: NDArray[np.float32], frames: int) -> N
     weights = np.full((frames, 1), 1e-9, np.float32)
     for voice in found.voices:
         first, last = (
-            max(0, (sample - FRAME_CENTRE) // FRAME_STEP) for sample in (voice.start, voice.end)
+            max(0, (sample - FRAME_CENTER) // FRAME_STEP) for sample in (voice.start, voice.end)
         )
         shape = np.bartlett(last - first + 3)[1:-1, None].astype(np.float32)
         place = slice(first, min(last + 1, frames))

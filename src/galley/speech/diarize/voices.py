@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from galley.speech.audio_buffer import AudioBuffer
 from galley.speech.diarize.nets import (
-    FRAME_CENTRE,
+    FRAME_CENTER,
     FRAME_STEP,
     FRAMES,
     LOCAL_SPEAKERS,
@@ -30,7 +30,7 @@ STEP_FRAMES: Final = 74
 STEP: Final = STEP_FRAMES * FRAME_STEP
 ACTIVE: Final = 0.5
 """Least probability of an active speaker."""
-_CENTRE: Final = (FRAMES - STEP_FRAMES) // 2
+_CENTER: Final = (FRAMES - STEP_FRAMES) // 2
 """First frame of the middle of a window, in which its speech is used for parts."""
 _LEVEL: Final = 10 ** (-30 / 20)
 """Level of speech in the encoder's training: 30 dB below full scale. Quieter voices are raised to it."""
@@ -136,8 +136,8 @@ class _Observer:
         for start, samples, activity in zip(starts, windows, activities, strict=True):
             active = activity > ACTIVE
             alone = active.sum(axis=1) == 1
-            first = 0 if start == 0 else _CENTRE
-            end = FRAMES if last and start == starts[-1] else _CENTRE + STEP_FRAMES
+            first = 0 if start == 0 else _CENTER
+            end = FRAMES if last and start == starts[-1] else _CENTER + STEP_FRAMES
             self._speech(start, samples, first, alone[first:end])
             voices = np.zeros((LOCAL_SPEAKERS, VOICE), np.float32)
             for speaker, clip in _local(samples, active & alone[:, None]):
@@ -235,7 +235,7 @@ def _placed(
 def runs_of(chosen: NDArray[np.bool_], first: int = 0) -> list[tuple[int, int]]:
     """Return the runs of chosen frames, counted from ``first``, as ranges of samples."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
-    samples = (edges + first) * FRAME_STEP + FRAME_CENTRE - FRAME_STEP // 2
+    samples = (edges + first) * FRAME_STEP + FRAME_CENTER - FRAME_STEP // 2
     return [(a, b) for a, b in samples.reshape(-1, 2).tolist()]
 
 

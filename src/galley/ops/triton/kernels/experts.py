@@ -8,7 +8,7 @@ number; ``tiles`` [tiles, 3] int32 has an expert (-1: none) and the stretch of `
 The matrices of all experts are one matrix [experts * each, depth] in a layout of ``linear.py``. A tile multiplies
 up to BLOCK_T choices of one expert, so weights are read once for them. Order of summation: as in ``linear.py``,
 with one accumulator; a row's results are added up in the order of its choices. So neither the sorting nor a row's
-neighbours change its bits.
+neighbors change its bits.
 """
 
 import triton

@@ -13,6 +13,7 @@ from galley.gateway.served import ServedModel
 from galley.protocols.common.errors import renamed
 from galley.protocols.openai.chat.schemas import ChatRequest
 from galley.protocols.openai.encoded import encoded
+from galley.protocols.openai.transfers import KVTransfer, take_transfer, transfer_of
 from galley.protocols.openai.usage import (
     ChunkUsage,
     Usage,
@@ -107,6 +108,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    kv_transfer_params: NotRequired[KVTransfer]
 
 
 class ChatDelta(TypedDict, total=False):
@@ -163,6 +165,7 @@ class ChatAnswer:
             params = parsed.sampling()
             conversation = parsed.conversation()
             check_count(served, 1, params.n, "messages")
+            take_transfer(parsed.kv_transfer_params, call, streams=bool(parsed.stream))
             call.check_early(parsed.priority or 0)
             generation = await converse(
                 call,
@@ -189,7 +192,7 @@ class ChatAnswer:
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
                 choices[piece.choice].add(piece, _entries(self._tokenizer, piece))
-        return {
+        answer: ChatCompletion = {
             "id": f"chatcmpl-{self._caller.request_id}",
             "object": "chat.completion",
             "created": int(time.time()),
@@ -197,6 +200,9 @@ class ChatAnswer:
             "choices": [choice.built(logprobs=bool(self._parsed.logprobs)) for choice in choices],
             "usage": usage(self._generation.usage(), self._generation.receipt),
         }
+        if (transfer := transfer_of(self._generation.kv_peer)) is not None:
+            answer["kv_transfer_params"] = transfer
+        return answer
 
     async def events(self) -> AsyncGenerator[ChatChunk, None]:
         """Yield the answer in chunks. Raises as :meth:`whole`."""

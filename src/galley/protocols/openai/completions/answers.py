@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Literal, Self, TypedDict
+from typing import Final, Literal, NotRequired, Self, TypedDict
 
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
@@ -16,6 +16,7 @@ from galley.protocols.openai.chat.answers import (
 )
 from galley.protocols.openai.completions.schemas import CompletionRequest
 from galley.protocols.openai.encoded import encoded
+from galley.protocols.openai.transfers import KVTransfer, take_transfer, transfer_of
 from galley.protocols.openai.usage import (
     ChunkUsage,
     Usage,
@@ -57,6 +58,7 @@ class Completion(ChunkUsage):
     created: int
     model: str
     choices: list[CompletionChoice]
+    kv_transfer_params: NotRequired[KVTransfer]
 
 
 async def _token_ids(given: Sequence[str | list[int]], call: Call) -> list[list[int]]:
@@ -143,6 +145,9 @@ class CompletionAnswer:
         given = parsed.prompts()
         check_count(served, len(given), params.n, "prompt")
         with opened(Call(served, ENDPOINT, caller)) as call:
+            take_transfer(
+                parsed.kv_transfer_params, call, streams=bool(parsed.stream), prompts=len(given)
+            )
             call.check_early(parsed.priority or 0)
             params = await call.text.check_grammar(params, parsed.constrained_by)
             prompts = await _token_ids(given, call)
@@ -183,7 +188,10 @@ class CompletionAnswer:
                     choice["logprobs"]["top_logprobs"] = [encoded(one) for one in top]
                 parts[piece.choice].append(choice)
         choices = [_joined(choice) for choice in parts]
-        return {**self._answer(choices), "usage": self._usage()}
+        answer: Completion = {**self._answer(choices), "usage": self._usage()}
+        if (transfer := transfer_of(self._generation.kv_peer)) is not None:
+            answer["kv_transfer_params"] = transfer
+        return answer
 
     async def events(self) -> AsyncGenerator[Completion, None]:
         """Yield the answer in chunks. Raises as :meth:`whole`."""
@@ -256,7 +264,7 @@ class CompletionAnswer:
         token = echo.token_ids[0]
         text, spelling = self._tokenizer.token_text(token), self._tokenizer.token_bytes(token)
         first: CompletionLogprobs = {
-            "tokens": [_spelt(TokenText(text, spelling, 0.0))],
+            "tokens": [_spelled(TokenText(text, spelling, 0.0))],
             "token_logprobs": [None],
             "top_logprobs": [None],
             "text_offset": echo.offsets[:1],
@@ -266,18 +274,18 @@ class CompletionAnswer:
     def _logprobs(self, entries: Sequence[TokenLogprob], offsets: list[int]) -> CompletionLogprobs:
         described = [describe(self._tokenizer, entry) for entry in entries]
         return {
-            "tokens": [_spelt(chosen) for chosen, _ in described],
+            "tokens": [_spelled(chosen) for chosen, _ in described],
             "token_logprobs": [max(chosen.logprob, LOWEST_LOGPROB) for chosen, _ in described],
             # The chosen token is always included, even if k others are more likely.
             "top_logprobs": [
-                {_spelt(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
+                {_spelled(t): max(t.logprob, LOWEST_LOGPROB) for t in [*top, chosen]}
                 for chosen, top in described
             ],
             "text_offset": offsets,
         }
 
 
-def _spelt(token: TokenText) -> str:
+def _spelled(token: TokenText) -> str:
     """Return the token's text, or ``bytes:`` and hex for partial characters, as OpenAI does."""
     if token.text.encode() == token.bytes:
         return token.text

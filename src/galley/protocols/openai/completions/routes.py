@@ -9,6 +9,7 @@ from galley.protocols.http.openapi import Operation
 from galley.protocols.http.sse import EventStream, respond, while_connected
 from galley.protocols.openai.completions.answers import ENDPOINT, Completion, CompletionAnswer
 from galley.protocols.openai.completions.schemas import CompletionRequest
+from galley.protocols.openai.prefiller import prefilled
 
 
 def routes(models: Registry) -> list[Operation]:
@@ -19,6 +20,8 @@ def routes(models: Registry) -> list[Operation]:
         parsed, caller, served = await admit(
             models, request, CompletionRequest, "generate", prompt=lambda parsed: parsed.prompt
         )
+        prompt = prefilled(request.headers, parsed, served, ENDPOINT)
+        parsed = await while_connected(request.receive, prompt)
         start = CompletionAnswer.start(served, parsed, caller)
         answer = await while_connected(request.receive, start)
         return await respond(request, answer, EventStream if parsed.stream else None)

@@ -15,7 +15,7 @@ class ModelCard(TypedDict):
     not loaded. `max_model_len` is also null for a model that does not work with text. `memory` is in
     bytes. `expires_at` is the Unix time at which a model that was loaded on request is unloaded if
     nobody requests it; null if it stays loaded. `engine` is the library that runs a loaded model, and
-    `unsupported_parameters` are the sampling parameters that it does not honour. `parent` is the model to
+    `unsupported_parameters` are the sampling parameters that it does not honor. `parent` is the model to
     which a LoRA adapter is applied, or of which this is a further name. `voices` are the names that
     `/v1/audio/speech` takes; only a loaded model that speaks has them.
     """

@@ -111,10 +111,10 @@ class Conversation:
         self._silence = Silence(self._prompt_caller)
 
     async def handle(self, event: Event) -> None:
-        """Honour a client's event, other than those of the audio buffer and the session.
+        """Honor a client's event, other than those of the audio buffer and the session.
 
         Raises:
-            RequestError: it cannot be honoured.
+            RequestError: it cannot be honored.
         """
         self._drop_prepared()  # it would not know of the change
         match event:
@@ -151,7 +151,7 @@ class Conversation:
                 await self._stop("client_cancelled")
 
     def configured(self, event: ConversationUpdate) -> ConversationSettings:
-        """Return the settings after ``session.update``. Raises RequestError if they cannot be honoured."""
+        """Return the settings after ``session.update``. Raises RequestError if they cannot be honored."""
         settings = self.settings.updated(event.session)
         self._check(settings.answers, "session")
         return settings

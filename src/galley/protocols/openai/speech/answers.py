@@ -26,7 +26,7 @@ class Speech:
         """Check the request; :meth:`start` calls this.
 
         Raises:
-            RequestError: the model cannot honour it.
+            RequestError: the model cannot honor it.
             SettingsError: the format needs a package that is not installed.
         """
         self._call = call

@@ -18,7 +18,7 @@ REQUEST: Final[dict[str, Any]] = {
 }
 
 
-class Neighbour:
+class Neighbor:
     """A stream started on entry; on a clean exit its text must be ``expected`` and the server healthy."""
 
     def __init__(self, server: Server, expected: str, **headers: str) -> None:

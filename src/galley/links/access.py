@@ -1,15 +1,34 @@
-"""What both sides of a connection to a replica elsewhere need: the token, and certificates for TLS."""
+"""What both sides of a connection between machines need: the token, and certificates for TLS."""
 
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from galley.errors import SettingsError
-from galley.settings.cluster import ClusterSettings
 
 SHORTEST_TOKEN: Final = 16
 """Minimum length of a token in bytes."""
+
+
+class LinkFiles(Protocol):
+    """The paths of the files; the names are those of the files."""
+
+    @property
+    def cluster_token_file(self) -> str:
+        """Path of the file with the secret."""
+
+    @property
+    def cluster_ca(self) -> str:
+        """Path of the certificate authority; empty for connections without TLS, as the next two."""
+
+    @property
+    def cluster_cert(self) -> str:
+        """Path of this machine's certificate."""
+
+    @property
+    def cluster_key(self) -> str:
+        """Path of its private key."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,25 +40,25 @@ class Access:
     as_caller: ssl.SSLContext | None
 
 
-def read_access(settings: ClusterSettings) -> Access:
-    """Read the files that the settings name.
+def read_access(files: LinkFiles) -> Access:
+    """Read the files.
 
     Raises:
         SettingsError: a file is missing, cannot be read or is not valid.
     """
-    if not settings.cluster_token_file:
+    if not files.cluster_token_file:
         raise SettingsError(
-            "replicas on other machines need cluster_token_file: a file with a secret of at least "
+            "connections between machines need cluster_token_file: a file with a secret of at least "
             f"{SHORTEST_TOKEN} bytes, the same on all machines"
         )
-    token = _read("cluster_token_file", settings.cluster_token_file).strip()
+    token = _read("cluster_token_file", files.cluster_token_file).strip()
     if len(token) < SHORTEST_TOKEN:
         raise SettingsError(
-            f"cluster_token_file {settings.cluster_token_file} has {len(token)} bytes; at least "
+            f"cluster_token_file {files.cluster_token_file} has {len(token)} bytes; at least "
             f"{SHORTEST_TOKEN} are needed (openssl rand -hex 32)"
         )
     names = ("cluster_ca", "cluster_cert", "cluster_key")
-    given = [name for name in names if getattr(settings, name)]
+    given = [name for name in names if getattr(files, name)]
     if not given:
         return Access(token, None, None)
     if len(given) < len(names):
@@ -49,19 +68,19 @@ def read_access(settings: ClusterSettings) -> Access:
         )
     return Access(
         token,
-        _context(settings, ssl.PROTOCOL_TLS_SERVER),
-        _context(settings, ssl.PROTOCOL_TLS_CLIENT),
+        _context(files, ssl.PROTOCOL_TLS_SERVER),
+        _context(files, ssl.PROTOCOL_TLS_CLIENT),
     )
 
 
-def _context(settings: ClusterSettings, protocol: int) -> ssl.SSLContext:
+def _context(files: LinkFiles, protocol: int) -> ssl.SSLContext:
     for name in ("cluster_ca", "cluster_cert", "cluster_key"):
-        _read(name, getattr(settings, name))
+        _read(name, getattr(files, name))
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
-        context.load_cert_chain(settings.cluster_cert, settings.cluster_key)
-        context.load_verify_locations(settings.cluster_ca)
+        context.load_cert_chain(files.cluster_cert, files.cluster_key)
+        context.load_verify_locations(files.cluster_ca)
     except ssl.SSLError as error:
         raise SettingsError(
             f"cluster_ca, cluster_cert and cluster_key are not valid certificates and a key in PEM: "

@@ -1,0 +1,210 @@
+"""Sends blocks to peers: a thread that accepts connections, and one for each of them."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from typing import Final
+
+import msgspec
+
+from galley.engine.block_form import Block, BlockForm
+from galley.engine.block_offers import BlockOffers
+from galley.engine.block_transport import (
+    BLOCK,
+    END,
+    MOST_FETCH_BYTES,
+    NEXT,
+    REFUSED,
+    SHARED,
+    Fetch,
+)
+from galley.engine.prefix_files import PrefixFiles
+from galley.engine.shared_blocks import SHARED_BYTES, SharedBlocks, host_identity
+from galley.errors import GalleyError
+from galley.links.access import Access
+from galley.links.handshake import BadFrame
+from galley.links.sockets import SealedSocket, accepted
+from galley.ops.executor import BlockAccess, Bytes
+
+log: Final = logging.getLogger("galley.transfers")
+
+MOST_CONNECTIONS: Final = 32
+"""Maximum number of peers that are served at the same time."""
+
+SEND_SECONDS: Final = 30.0
+"""Time limit for a request and its answer; blocks are held no longer than that."""
+
+
+class BlockServer:
+    """Offers an engine's blocks, those on disk included, at an address.
+
+    Args:
+        access: the token and the certificates.
+        form: the form of the model's blocks.
+        blocks: copies blocks from the executor's memory.
+        offers: holds them meanwhile.
+        files: blocks on disk, if there are any.
+
+    Attributes:
+        sent_blocks, sent_bytes: what was sent so far.
+        failures: requests that were refused, or whose peer was gone before all blocks were sent.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        form: BlockForm,
+        blocks: BlockAccess,
+        offers: BlockOffers,
+        files: PrefixFiles | None,
+    ) -> None:
+        self._access = access
+        self._form = form
+        self._blocks = blocks
+        self._offers = offers
+        self._files = files
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self.sent_blocks = self.sent_bytes = self.failures = 0
+
+    def listen(self, host: str, port: int) -> int:
+        """Accept peers from now on; return the port.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family)
+        threading.Thread(
+            target=self._accept, args=(self._listener,), daemon=True, name="galley-block-server"
+        ).start()
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no more peers, and hang up on those that there are."""
+        if self._listener is not None:
+            self._listener.close()
+        with self._lock:
+            for one in self._open:
+                with suppress(OSError):  # it has hung up
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                raw, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                time.sleep(0.05)  # such as out of descriptors, which passes
+                continue
+            with self._lock:
+                full = len(self._open) >= MOST_CONNECTIONS
+                if not full:
+                    self._open.add(raw)
+            if full:
+                log.warning("more than %d peers fetch blocks at a time", MOST_CONNECTIONS)
+                raw.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
+            ).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        peer = "a peer"
+        try:
+            peer = str(raw.getpeername()[0])
+            with accepted(raw, self._access) as link:
+                link.deadline = time.monotonic() + SEND_SECONDS
+                self._answer(link)
+        except (OSError, GalleyError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            with self._lock:
+                self.failures += 1
+            log.warning("%s: blocks were not sent: %s", peer, error or type(error).__name__)
+        finally:
+            with self._lock:
+                self._open.discard(raw)
+            raw.close()
+            self._offers.wake()  # the counts are reported with the engine's
+
+    def _answer(self, link: SealedSocket) -> None:
+        wanted = msgspec.msgpack.decode(link.receive(MOST_FETCH_BYTES), type=Fetch)
+        if wanted.model != self._form.model:
+            link.send(
+                REFUSED,
+                b"it has another model, other settings of the model or another type of CPU: "
+                b"keys and values would differ",
+            )
+            raise BadFrame("the peer has another model, or computes it otherwise")
+        blocks = wanted.blocks
+        if any(block.group >= len(self._form.block_bytes) for block in blocks):
+            raise BadFrame("the peer wants blocks of a group that does not exist")
+        shared = wanted.host == host_identity() != ""
+        taken = self._share(blocks, link) if shared else 0
+        if taken is not None:
+            self._send(blocks[taken:], link)
+        link.send(END)
+
+    def _send(self, blocks: Sequence[Block], link: SealedSocket) -> None:
+        # Closed at once when the peer is gone: blocks are held meanwhile.
+        with closing(self._found(blocks, link)) as found:
+            for block, data in found:
+                parts = self._form.parts(block, data)
+                link.send(BLOCK, *parts)
+                self._count(1, sum(map(len, parts)))
+
+    def _share(self, blocks: Sequence[Block], link: SealedSocket) -> int | None:
+        """Pass on blocks to a peer on this host.
+
+        Returns:
+            None; or, if the peer cannot read them, how many it has.
+        """
+        taken = 0
+        with SharedBlocks() as memory, closing(self._found(blocks, link)) as found:
+            for block, data in found:
+                memory.put(self._form.parts(block, data))
+                if memory.size >= SHARED_BYTES:
+                    count = memory.count
+                    if not self._passed(memory, link):
+                        return taken
+                    taken += count
+            return None if not memory.count or self._passed(memory, link) else taken
+
+    def _passed(self, memory: SharedBlocks, link: SealedSocket) -> bool:
+        """Wait until the peer has read what is there; return False if it cannot."""
+        link.send(SHARED, memory.place)
+        if link.receive(1) != NEXT:
+            return False
+        self._count(memory.count, memory.size)
+        memory.clear()
+        return True
+
+    def _count(self, blocks: int, size: int) -> None:
+        with self._lock:
+            self.sent_blocks += blocks
+            self.sent_bytes += size
+
+    def _found(
+        self, blocks: Sequence[Block], link: SealedSocket
+    ) -> Generator[tuple[Block, Bytes], None, None]:
+        """Yield the first of these blocks that are in memory or on disk, in order."""
+        at = 0
+        while at < len(blocks):
+            before = at
+            left = max(0.001, link.deadline - time.monotonic())
+            with self._offers.holding(blocks[at:], left) as held:
+                for number in held:
+                    yield blocks[at], self._blocks.read_block(number, blocks[at].group)
+                    at += 1
+            while at < len(blocks) and (data := self._on_disk(blocks[at])) is not None:
+                yield blocks[at], data
+                at += 1
+            if at == before:
+                return
+
+    def _on_disk(self, block: Block) -> Bytes | None:
+        return None if self._files is None else self._files.read(block)

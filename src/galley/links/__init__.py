@@ -1,0 +1,1 @@
+"""Authenticated connections between machines: the token, the handshake, and sealed frames."""

@@ -1,0 +1,218 @@
+"""Authenticated frames over a blocking socket, for threads.
+
+:mod:`galley.cluster.channel` is the same for event loops, and :mod:`galley.links.handshake` has the form of
+frames and of the handshake.
+"""
+
+import hmac
+import socket
+import ssl
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from galley.errors import SettingsError
+from galley.links.access import Access
+from galley.links.handshake import (
+    GREETING_BYTES,
+    HANDSHAKE_SECONDS,
+    HASH_BYTES,
+    LENGTH,
+    BadFrame,
+    Hello,
+    Keys,
+    Proof,
+    seal,
+)
+
+Frame = TypeVar("Frame")
+
+
+class SealedSocket:
+    """One end of a connection. One thread uses it at a time.
+
+    Attributes:
+        deadline: time on the monotonic clock at which waiting for the other side ends.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        """Wrap a connected socket; :meth:`greet` or :meth:`receive_greeting` comes first."""
+        self.deadline = deadline
+        self._socket = sock
+        self._sends = self._receives = b""
+        self._sent = self._received = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Another thread that waits for the other side then gets an error."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def greet(self, token: bytes) -> None:
+        """Shake hands as the side that has connected.
+
+        Raises:
+            SettingsError: the other side refuses, or does not have the token.
+            OSError: the connection ended, or the other side did not answer in time.
+        """
+        ours = Hello.new()
+        self._write(ours)
+        theirs = self._read(Hello)
+        keys = Keys(token, ours.nonce, theirs.nonce)
+        self._write(Proof(keys.caller_proof))
+        answer = self._read(Proof)
+        if answer.refusal:
+            raise SettingsError(f"the peer refuses the connection: {answer.refusal}")
+        if not hmac.compare_digest(answer.proof, keys.replica_proof):
+            raise SettingsError("the peer does not have the token of cluster_token_file")
+        self._sends, self._receives = keys.from_caller, keys.from_replica
+
+    def receive_greeting(self, token: bytes) -> None:
+        """Shake hands as the side that has accepted the connection.
+
+        Raises:
+            SettingsError: the other side does not have the token, or is another version of Galley.
+            OSError: the connection ended, or the other side did not answer in time.
+        """
+        ours = Hello.new()
+        theirs = self._read(Hello)
+        self._write(ours)
+        keys = Keys(token, theirs.nonce, ours.nonce)
+        refusal = keys.refusal(theirs, self._read(Proof))
+        if refusal:
+            self._write(Proof(refusal=refusal))
+            raise SettingsError(refusal)
+        self._write(Proof(keys.replica_proof))
+        self._sends, self._receives = keys.from_replica, keys.from_caller
+
+    def send(self, *parts: "bytes | bytearray | memoryview") -> None:
+        """Send a frame whose body is the parts, one after another.
+
+        Raises:
+            OSError: the connection ended, or the other side did not read in time.
+        """
+        sealed = seal(self._sends, self._sent, *parts)
+        self._sent += 1
+        for part in (LENGTH.pack(sum(map(len, parts))), *parts, sealed):
+            self._set_timeout()
+            self._socket.sendall(part)
+
+    def receive(self, most: int) -> bytearray:
+        """Return the body of the next frame.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            BadFrame: it is longer, or does not come from the other side.
+            OSError: the connection ended, or the frame did not arrive in time.
+        """
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > most:
+            raise BadFrame(f"a frame of {length} bytes exceeds {most}")
+        body = self._exactly(length)
+        sealed = seal(self._receives, self._received, body)
+        if not hmac.compare_digest(sealed, self._exactly(HASH_BYTES)):
+            raise BadFrame("a frame was changed on its way")
+        self._received += 1
+        return body
+
+    def _set_timeout(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the peer did not answer in time")
+        self._socket.settimeout(left)
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        done = 0
+        while done < count:
+            self._set_timeout()
+            got = self._socket.recv_into(view[done:])
+            if not got:
+                raise BadFrame("the peer closed the connection")
+            done += got
+        return data
+
+    def _write(self, frame: Hello | Proof) -> None:
+        body = msgspec.msgpack.encode(frame)
+        self._set_timeout()
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def _read(self, kind: type[Frame]) -> Frame:
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        if length > GREETING_BYTES:
+            raise BadFrame("the peer is no Galley: its first frame is too large")
+        try:
+            return msgspec.msgpack.decode(self._exactly(length), type=kind)
+        except msgspec.DecodeError as error:
+            raise BadFrame("the peer is no Galley") from error
+
+
+def connect(
+    host: str, port: int, access: Access, deadline: float, *, within: float
+) -> SealedSocket:
+    """Connect to a peer and shake hands.
+
+    Args:
+        host: the peer's host.
+        port: its port.
+        access: the token and the certificates.
+        deadline: see :attr:`SealedSocket.deadline`.
+        within: seconds until the connection has to be there.
+
+    Raises:
+        SettingsError: the peer refuses, or does not have the token.
+        OSError: the peer cannot be reached, or did not answer in time.
+    """
+    left = min(within, deadline - time.monotonic())
+    if left <= 0:
+        raise TimeoutError("there is no time left")
+    raw = socket.create_connection((host, port), timeout=left)
+    return _ready(raw, access.as_caller, deadline, access.token, host=host)
+
+
+def accepted(raw: socket.socket, access: Access) -> SealedSocket:
+    """Shake hands with a side that has connected.
+
+    Raises:
+        SettingsError: it does not have the token, or is another version of Galley.
+        OSError: the connection ended, or it did not answer in time.
+    """
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    return _ready(raw, access.as_replica, deadline, access.token, host=None)
+
+
+def _ready(
+    raw: socket.socket, tls: ssl.SSLContext | None, deadline: float, token: bytes, host: str | None
+) -> SealedSocket:
+    """Begin TLS, if there is any, and shake hands, as the caller if ``host`` is given."""
+    try:
+        raw.settimeout(max(0.001, deadline - time.monotonic()))
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            raw = tls.wrap_socket(raw, server_side=host is None, server_hostname=host)
+        ready = SealedSocket(raw, deadline)
+        if host is None:
+            ready.receive_greeting(token)
+        else:
+            ready.greet(token)
+    except BaseException:
+        raw.close()
+        raise
+    return ready
