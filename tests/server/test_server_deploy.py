@@ -14,11 +14,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from galley.cli.serve import serve
+from galley.cluster.config import read_config
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
-from galley.cli.serve import serve
-from galley.cluster.config import read_config
 from galley.protocols.http.openapi import document
 from galley.server.app import create_app
 from galley.settings.config import Settings
