@@ -67,6 +67,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "take_turns": st.booleans(),
     "replicas": st.integers(1, 256),
     "replica": st.lists(st.sampled_from(["10.0.0.7:8500", "[::1]:9000"]), max_size=2).map(tuple),
+    "replica_file": TEXT,
     "kv_events": st.sampled_from(["", "tcp://*:5557", "ipc:///run/galley-kv"]),
     "kv_events_topic": st.sampled_from(["", "kv@10.0.0.7@m"]),
     "gateway_headers": st.booleans(),
@@ -109,6 +110,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "stored_responses": st.integers(0, 10**6),
     "stored_response_bytes": st.integers(1, 1 << 40),
     "stored_response_seconds": st.integers(1, 10**9),
+    "stored_responses_at": st.sampled_from(["", "redis://localhost:6379/2"]),
     "max_body_bytes": st.integers(1, 10**9),
     "max_audio_bytes": st.integers(1, 10**12),
     "max_audio_seconds": st.floats(1, 1e6),
@@ -206,4 +208,21 @@ def _agrees(settings: dict[str, Any]) -> bool:
     return speculation in ("auto", "draft")
 
 
-SOME_SETTINGS = st.fixed_dictionaries({}, optional=VALUES).filter(_agrees)
+def _with_listed_replicas(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with those that a file of replicas needs, if they have one."""
+    if not settings.get("replica_file"):
+        return settings
+    others = (
+        "replica",
+        "prefill_replica",
+        "response_cache",
+        "response_cache_store",
+        "kv_events",
+        "kv_events_topic",
+    )
+    return {name: v for name, v in settings.items() if name not in others} | {"replicas": 0}
+
+
+SOME_SETTINGS = (
+    st.fixed_dictionaries({}, optional=VALUES).map(_with_listed_replicas).filter(_agrees)
+)

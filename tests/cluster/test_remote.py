@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from galley.cluster.members import Release, write_members
 from tests.cluster.admin import ADMIN_KEY, replicas
 from tests.cluster.replica import Replica
 from tests.cluster.streams import answers, asks
+from tests.server.refusals import error_of
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -94,12 +96,34 @@ def test_streams_survive_replicas_elsewhere(
         until(lambda: server.metrics()["galley_requests_running"] == 0)
 
 
+def check_listed(a: Replica, folder: Path, token: Path, tmp_path: Path, texts: list[str]) -> None:
+    """Check that a server uses the replicas in a file, and follows its changes."""
+    file = tmp_path / "replicas.json"
+    write_members(file, {"tiny": {"old": Release(100)}})
+    listed = {"replicas": 0, "replica_file": file}
+    with server_of(folder, tmp_path / "listed", token, wait=False, **listed) as server:
+        write_members(file, {"tiny": {"old": Release(100, [a.address])}})
+        server.wait_for_log("is ready after")
+        assert asyncio.run(answers(server.url, asks(5, "tiny", "tiny:a"))) == texts
+        body = {"model": "tiny", "prompt": [5], "max_tokens": 1}
+        with server.client(headers={"x-galley-release": "new"}) as client:
+            error = error_of(client.post("/v1/completions", json=body), 400)
+        assert "this model's releases: old" in error["message"]
+        with server.client(headers={"x-galley-release": "old"}) as client:
+            assert client.post("/v1/completions", json=body | {"n": 2}).status_code == 200
+        metrics = server.metrics()
+        assert metrics["galley_release_sequences_total{finish_reason=length,release=old}"] >= 3
+        write_members(file, {"tiny": {"old": Release(100)}})
+        until(lambda: not states(server))
+
+
 def test_a_server_without_engines_of_its_own(folder: Path, token: Path, tmp_path: Path) -> None:
     with Replica(folder, tmp_path / "a.log", token) as a:
         with server_of(folder, tmp_path / "log", token, a, replicas=0) as server:
             assert server.children() == []
             texts = asyncio.run(answers(server.url, asks(5, "tiny", "tiny:a")))
             assert all(text.endswith(")") for text in texts)
+        check_listed(a, folder, token, tmp_path, texts)
         other = tmp_path / "other"
         other.write_text("a secret of another cluster")
         refused = server_of(folder, tmp_path / "log2", other, a, replicas=0, wait=False)

@@ -1,5 +1,6 @@
 """Stored responses: conversations that continue from them, and the requests on them."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from galley.protocols.openai.responses.store import ResponseStore, StoredResponse
+from galley.protocols.openai.responses.store import (
+    OwnResponses,
+    ResponseStore,
+    StoredResponse,
+    previous,
+)
 from galley.settings.config import Settings
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.refusals import error_of
@@ -189,5 +195,6 @@ def test_nothing_is_stored_where_nothing_may_be() -> None:
     store = ResponseStore(Settings(stored_responses=0))
     assert not store.is_on
     assert not store.keep("a", "x", of_size(1))
+    nowhere = OwnResponses(Settings(stored_responses=0))
     with pytest.raises(ValueError, match="this server does not store responses"):
-        store.previous("a", "x")
+        asyncio.run(previous(nowhere, "a", "x"))

@@ -22,6 +22,7 @@ from galley.types import (
     Payload,
     Result,
     SamplingParams,
+    Speak,
     TokenLogprob,
     Tokens,
     Transcribe,
@@ -94,6 +95,17 @@ def test_a_new_engine_does_not_repeat_what_came_with_the_first_output() -> None:
     )
     assert heard.rules.suppress_tokens == RULES.suppress_tokens
     assert [payload.resumed([], answered=False) for payload in whole] == whole
+
+
+def test_what_was_delivered_before_a_request_was_moved_counts_when_it_is_resumed_again() -> None:
+    """A replica elsewhere gets requests with output, and resumes them when its engine dies."""
+    text, transcript, *_ = PAYLOADS
+    for payload in (text, transcript):
+        again = payload.resumed([6, 7], answered=True).resumed([8], answered=True)
+        assert isinstance(again, Generate | Transcribe)
+        assert again.output == [6, 7, 8]
+    spoken = Speak(text="a", voice="v", samples=100)
+    assert spoken.resumed([], answered=True, samples=20).samples == 120
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=kind)

@@ -8,7 +8,7 @@ them.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from galley.service.frames import (
 )
 from galley.service.streams import OutputStream
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
-from galley.types import Adapter, EngineRequest, Output
+from galley.types import Adapter, EngineRequest, Output, Timing
 
 log = logging.getLogger("galley.cluster")
 
@@ -46,9 +46,16 @@ MOST_CONNECTIONS: Final = 64
 
 _FLUSH_POLL_SECONDS: Final = 0.02
 
+_NEW_PART: Final = 1 / 16
+"""Part of a new measurement in a mean over recent ones."""
+
 
 class ReplicaServer:
-    """Accepts servers and runs their requests. For use in one event loop."""
+    """Accepts servers and runs their requests. For use in one event loop.
+
+    Attributes:
+        prefill_seconds: mean time from a sequence's first step to its first token, of recent sequences.
+    """
 
     def __init__(self, client: EngineClient, access: Access, contents: str) -> None:
         """Create it.
@@ -63,6 +70,7 @@ class ReplicaServer:
         self._contents = contents
         self._server: asyncio.Server | None = None
         self._open = 0
+        self.prefill_seconds = 0.0
         self._callers: set[_Caller] = set()
 
     async def listen(self, host: str, port: int) -> int:
@@ -115,7 +123,7 @@ class ReplicaServer:
             writer.transport.abort()
 
     async def _serve(self, channel: Channel) -> None:
-        caller = _Caller(channel, self._client)
+        caller = _Caller(channel, self._client, self._note)
         fleet = self._client.fleet
         while self._client.state != "ready":
             await fleet.change()
@@ -139,12 +147,19 @@ class ReplicaServer:
             beating.cancel()
             caller.drop_all()
 
+    def _note(self, timing: Timing) -> None:
+        prefill = timing.first_token - timing.queued
+        self.prefill_seconds += (prefill - self.prefill_seconds) * _NEW_PART
+
 
 class _Caller:
     """A server that is connected, and its requests."""
 
-    def __init__(self, channel: Channel, client: EngineClient) -> None:
+    def __init__(
+        self, channel: Channel, client: EngineClient, note: Callable[[Timing], None]
+    ) -> None:
         self.channel = channel
+        self._note = note
         self._client = client
         self._streams: dict[str, OutputStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,8 +202,9 @@ class _Caller:
             task.cancel()
 
     def _submit(self, request: EngineRequest) -> None:
-        # Ids of several servers may be equal.
-        unique = msgspec.structs.replace(request, id=f"{id(self):x}-{self._seen}-{request.id}")
+        # Ids of several servers may be equal. The server has chosen the release.
+        name = f"{id(self):x}-{self._seen}-{request.id}"
+        unique = msgspec.structs.replace(request, id=name, release="")
         try:
             stream = self._client.submit(unique)
         except GalleyError as error:
@@ -205,6 +221,8 @@ class _Caller:
                 return
             if output.finish_reason is not None:
                 del self._streams[request_id]
+                if output.timing is not None:
+                    self._note(output.timing)
             self._outputs.append(msgspec.structs.replace(output, request_id=request_id))
             self._flush_soon()
 

@@ -1,10 +1,13 @@
 """What the settings say of a model's replicas: how many, where, and what each gets of this machine."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any, TypeVar
 
+from galley.cluster.members import following, read_members
 from galley.cluster.remote import remote_source
 from galley.cluster.router import PrefixRouter, cached_tokens
+from galley.errors import SettingsError
 from galley.links.access import read_access
 from galley.machine import available_cores
 from galley.settings.cluster import ClusterSettings
@@ -13,12 +16,17 @@ from galley.settings.engine import EngineSettings
 AnySettings = TypeVar("AnySettings", bound=EngineSettings)
 
 
-def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
+def fleet_of(settings: ClusterSettings, model: str = "") -> dict[str, Any]:
     """Return the attributes of a :class:`galley.service.fleet_plan.FleetPlan` that the settings determine.
 
+    ``model``: its name in the API, by which ``replica_file`` lists its replicas.
+
     Raises:
-        SettingsError: the token or a certificate cannot be read, or an address has another form.
+        SettingsError: the token, a certificate or the list of replicas cannot be read, or an address has
+            another form.
     """
+    if settings.replica_file:
+        return _followed(settings, model)
     remotes = []
     if settings.replica:
         access, seats = read_access(settings), settings.running_limit
@@ -32,6 +40,15 @@ def fleet_of(settings: ClusterSettings) -> dict[str, Any]:
         "transfer": settings.transfer_plan,
         "cached_tokens": cached_tokens if several and settings.role != "off" else None,
     }
+
+
+def _followed(settings: ClusterSettings, model: str) -> dict[str, Any]:
+    path = Path(settings.replica_file)
+    if model not in (listed := read_members(path)):
+        names = ", ".join(listed) or "none"
+        raise SettingsError(f"replica_file {path} lacks the model {model}; it has: {names}")
+    members = following(path, model, read_access(settings), settings.running_limit)
+    return {"replicas": 0, "members": members, "router": PrefixRouter()}
 
 
 def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:

@@ -29,7 +29,7 @@ from galley.settings.engine_choice import NATIVE_ENGINE
 from galley.speech import require_installed
 from galley.types import OnPhase
 from galley.types.engine_stats import ReplicaStatus
-from galley.types.model_info import Ledger, ModelInfo, OnLedger
+from galley.types.model_info import Ledger, ModelInfo, OnLedger, OnReleaseFinished
 
 if TYPE_CHECKING:
     from galley.cache.hit_checks import HitChecks
@@ -124,6 +124,7 @@ class BackendLoading:
         cache: the server's response cache.
         cache_counts: counts the cache's hits and misses of this model.
         on_phase, on_ledger, on_step: called after each phase, with the memory plan, and after each step.
+        on_finished: called with the figures of each sequence that a release has finished.
     """
 
     settings: Settings
@@ -138,6 +139,7 @@ class BackendLoading:
     on_phase: OnPhase
     on_ledger: OnLedger
     on_step: Callable[[ReplicaStatus], None]
+    on_finished: OnReleaseFinished
 
     async def load(self) -> Backend:
         """Start the model's processes, and return it once it is ready.
@@ -201,12 +203,14 @@ class BackendLoading:
             self.settings,
             str(self.folder),
             max_queue=self.settings.max_queue,
+            name=self.name,
             contents=contents.hex(),
             on_phase=self.on_phase,
             on_ledger=planned,
             begin=lambda: self.spawner.spawn(self.settings),
             watchdog=lambda: Watchdog(self.settings.stall_seconds, self.settings.step_timeout),
             on_step=self.on_step,
+            on_finished=self.on_finished,
             promised=lambda: self.plans.promised_to_others(self.name),
         )
         return engine

@@ -44,6 +44,7 @@ class Caller:
         offered: whether another server will fetch the prompt's keys and values.
         kv_from: where those of the prompt are.
         derived: the derived model by whose name the request names its model, if it does.
+        release: the release of the model that has to answer; empty: any.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Caller:
     flow: str = ""
     objective: int = 0
     first_token_by: float = math.inf
+    release: str = ""
     offered: bool = False
     kv_from: KVPeer | None = None
 
@@ -96,6 +98,7 @@ class Caller:
                 priority=self.priority(request.priority),
                 adapter=self.adapter,
                 keep_seconds=self.keep_seconds,
+                release=self.release,
                 offered=self.offered,
                 kv_from=self.kv_from,
             )

@@ -15,21 +15,30 @@ class MakeSubmitter(Protocol):
     """Creates the submitter of a model's requests; the arguments are those of :class:`EngineClient`."""
 
     def __call__(
-        self, settings: EngineSettings, folder: str, *, max_queue: int, **hooks: Any
+        self,
+        settings: EngineSettings,
+        folder: str,
+        *,
+        max_queue: int,
+        name: str = "",
+        **hooks: Any,
     ) -> Submitter:
-        """Create a submitter; :meth:`Submitter.launch` starts it."""
+        """Create a submitter; :meth:`Submitter.launch` starts it. ``name``: the model's in the API."""
 
 
 def make_submitter(
-    settings: EngineSettings, folder: str, *, max_queue: int, **hooks: Any
+    settings: EngineSettings, folder: str, *, max_queue: int, name: str = "", **hooks: Any
 ) -> Submitter:
-    """Create the client of a model's engines; see :class:`EngineClient` for the arguments.
+    """Create the client of a model's engines; see :class:`EngineClient` for the other arguments.
+
+    Args:
+        name: the model's name in the API, by which ``replica_file`` lists its replicas.
 
     Raises:
         SettingsError: replicas on other machines or ``kv_events`` cannot be used with these settings.
     """
     if isinstance(settings, ClusterSettings):
-        hooks |= fleet_of(settings)
+        hooks |= fleet_of(settings, name)
         if settings.prefill_replica:
             hooks |= {"prefill": RemotePrefill(settings, folder, max_queue=max_queue)}
         if settings.kv_events:

@@ -1,6 +1,7 @@
 """The backends of files that have been replaced, until their last calls have ended."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final
 
 from galley.gateway.backend import Backend
@@ -13,13 +14,19 @@ class RetiredBackends:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._backends: list[Backend] = []
+
+    def __iter__(self) -> Iterator[Backend]:
+        """Return those that still have calls."""
+        return iter(self._backends)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
 
     def add(self, backend: Backend) -> None:
         """Close a backend once it is unused."""
-        task = asyncio.create_task(_close_unused(backend))
+        self._backends.append(backend)
+        task = asyncio.create_task(self._close_unused(backend))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -29,15 +36,15 @@ class RetiredBackends:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _close_unused(self, backend: Backend) -> None:
+        try:
+            await until_unused(backend)
+        finally:
+            await backend.close()
+            self._backends.remove(backend)
+
 
 async def until_unused(backend: Backend) -> None:
     """Wait for the last open call of a backend that receives no new ones."""
     while backend.busy:  # noqa: ASYNC110 - a weak set cannot notify
         await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _close_unused(backend: Backend) -> None:
-    try:
-        await until_unused(backend)
-    finally:
-        await backend.close()

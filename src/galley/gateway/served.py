@@ -25,11 +25,12 @@ from galley.gateway.memory_watch import MemoryWatch
 from galley.gateway.model_files import fingerprint
 from galley.gateway.retired import RetiredBackends, until_unused
 from galley.observe.metrics import Metrics
+from galley.service.releases import merged
 from galley.service.spawn import Spawner
 from galley.settings.config import Settings
 from galley.traffic.recorder import Recorder
 from galley.types import Adapter, OnPhase, Task
-from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, ReplicaStatus
 from galley.types.model_info import Ledger, ModelInfo, OnLedger
 
 log = logging.getLogger("galley.server")
@@ -281,6 +282,7 @@ class ServedModel:
             on_phase=phase_ended,
             on_ledger=planned,
             on_step=self._step_ended,
+            on_finished=self.metrics.release_finished,
         )
         backend = await loading.load()
         self.tasks = backend.engine.info.tasks
@@ -382,6 +384,12 @@ class ServedModel:
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each engine that serves the model; empty if it is not loaded."""
         return () if self._backend is None else self._backend.engine.replicas
+
+    @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
+        backends = [*self._retired, *([] if self._backend is None else [self._backend])]
+        return merged([backend.engine.releases for backend in backends])
 
     @property
     def restarts(self) -> int:

@@ -6,7 +6,7 @@ from typing import Protocol
 from galley.service.streams import Outputs
 from galley.service.turns import Share
 from galley.types import Adapter, EngineRequest
-from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, ReplicaStatus
 from galley.types.model_info import ModelInfo
 
 
@@ -36,6 +36,10 @@ class Submitter(Protocol):
     @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each engine that serves the model."""
+
+    @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
 
     @property
     def engine_pids(self) -> Sequence[int]:

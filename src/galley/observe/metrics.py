@@ -173,6 +173,24 @@ class ModelMetrics:
         self._families.prefill.labels(*labels).observe(prefill)
         self._families.decode.labels(*labels).observe(decode)
 
+    def release_finished(
+        self, release: str, reason: str, tokens: int, first_token: float, duration: float
+    ) -> None:
+        """Record a sequence that a release of the model has finished.
+
+        Args:
+            release: the release.
+            reason: the finish reason.
+            tokens: the number of its tokens.
+            first_token: seconds from its submission to the first token.
+            duration: seconds from its submission to the end.
+        """
+        families = self._families
+        families.release_sequences.labels(self._name, release, reason).inc()
+        families.release_tokens.labels(self._name, release).inc(tokens)
+        families.release_first_token.labels(self._name, release).observe(first_token)
+        families.release_duration.labels(self._name, release).observe(duration)
+
     def audio_transcribed(self, endpoint: str, seconds: float, reason: str) -> None:
         """Count a recording or live stream that has ended; ``reason``: see :meth:`sequence_finished`."""
         self._families.audio.labels(self._name, endpoint).inc(seconds)
@@ -261,6 +279,25 @@ class _Families:
         )
         self.prefill = histogram("galley_prefill_seconds", "From the first step to the first token")
         self.decode = histogram("galley_decode_seconds", "From the first token to the end")
+        self.release_sequences = counter(
+            "galley_release_sequences",
+            "Sequences ended, by release and reason",
+            "release",
+            "finish_reason",
+        )
+        self.release_tokens = counter(
+            "galley_release_generated_tokens", "Tokens generated, by release", "release"
+        )
+        self.release_first_token = histogram(
+            "galley_release_time_to_first_token_seconds",
+            "From submission to the first token, by release",
+            labels=("model", "release"),
+        )
+        self.release_duration = histogram(
+            "galley_release_duration_seconds",
+            "From submission to the last token, by release",
+            labels=("model", "release"),
+        )
         self.startup = Gauge(
             "galley_startup_phase_seconds",
             "Duration of each phase of the latest engine start",

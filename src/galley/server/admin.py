@@ -16,7 +16,7 @@ from galley.protocols.common.messages import Strict
 from galley.protocols.http import body
 from galley.protocols.http.json_answers import Json
 from galley.protocols.http.openapi import Operation
-from galley.types.engine_stats import ReplicaStatus
+from galley.types.engine_stats import ReleaseStatus, ReplicaStatus
 
 
 class ReloadRequest(Strict, frozen=True, kw_only=True):
@@ -44,6 +44,17 @@ class ReplicaState(TypedDict):
     version: str
     remote: bool
     pid: int | None
+    release: str
+
+
+class ReleaseState(TypedDict):
+    """One of the releases among which a model's requests are divided."""
+
+    name: str
+    share: float
+    replicas: int
+    requests: int
+    waiting: int
 
 
 class ModelReplicas(TypedDict):
@@ -51,6 +62,7 @@ class ModelReplicas(TypedDict):
 
     model: str
     replicas: list[ReplicaState]
+    releases: list[ReleaseState]
 
 
 class ReplicaList(TypedDict):
@@ -153,7 +165,11 @@ def routes(tenants: Tenants, models: Registry) -> list[Operation]:
 
 
 def _replicas(served: ServedModel) -> ModelReplicas:
-    return {"model": served.name, "replicas": [_replica(one) for one in served.replicas]}
+    return {
+        "model": served.name,
+        "replicas": [_replica(one) for one in served.replicas],
+        "releases": [_release(one) for one in served.releases],
+    }
 
 
 def _replica(status: ReplicaStatus) -> ReplicaState:
@@ -168,6 +184,17 @@ def _replica(status: ReplicaStatus) -> ReplicaState:
         "version": status.version,
         "remote": status.remote,
         "pid": status.pid,
+        "release": status.release,
+    }
+
+
+def _release(status: ReleaseStatus) -> ReleaseState:
+    return {
+        "name": status.name,
+        "share": status.share,
+        "replicas": status.replicas,
+        "requests": status.requests,
+        "waiting": status.waiting,
     }
 
 

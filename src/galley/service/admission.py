@@ -193,6 +193,14 @@ class Admission:
         self._running = max(self._running, stats.running)
         self._note_busy(now)
 
+    def backlog(self, *, now: float) -> float:
+        """Return the seconds until any newcomer would be scheduled; 0 also if that is unknown."""
+        pace, cost = self.pace.tokens_per_second, self.pace.mean_cost
+        if pace is None or cost is None or len(self._claims) < self._seats_now:
+            return 0.0
+        self._estimate(now)
+        return max(0.0, sum(self._owed.values()) - (self._seats_now - 1) * cost / 2) / pace
+
     def _claim(self, request: EngineRequest) -> Claim:
         reads, writes = request.payload.reads, request.payload.writes
         claim = Claim(request.tenant, request.priority, request.weight, reads, writes)

@@ -22,7 +22,7 @@ from galley.service.turns import Share
 from galley.service.watchdog import Watchdog
 from galley.settings.engine import EngineSettings
 from galley.types import Adapter, EngineRequest, OnPhase
-from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, ReplicaStatus
 from galley.types.model_info import ModelInfo
 
 STALL_SECONDS: Final = 10.0
@@ -150,6 +150,11 @@ class EngineClient:
         return self.fleet.statuses
 
     @property
+    def releases(self) -> Sequence[ReleaseStatus]:
+        """What each release of the model has to do; empty without releases."""
+        return self.fleet.release_statuses
+
+    @property
     def engine_pids(self) -> Sequence[int]:
         """The process ids of the engines that run on this machine."""
         return self.fleet.engine_pids
@@ -158,6 +163,11 @@ class EngineClient:
     def in_flight(self) -> int:
         """The number of unfinished sequences."""
         return len(self._book)
+
+    @property
+    def backlog(self) -> float:
+        """The seconds until a newcomer would be scheduled; 0 also if that is unknown."""
+        return self._book.backlog
 
     def submit(self, request: EngineRequest) -> OutputStream:
         """Start one sequence; see :meth:`submit_all`."""
@@ -202,8 +212,10 @@ class EngineClient:
             Conflict: two unfinished requests would have the same id.
             EngineNotReady: the engine has not been ready yet, or is closed.
             EngineFailed: the engine has given up.
+            RequestError: the requests name a release that there is not.
         """
         self._check_state()
+        requests = self.fleet.releases.pinned(requests)
         if self._prefill is None:
             return self._book.take(requests, deadline)
         self._book.check(requests, deadline)

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
@@ -14,12 +14,14 @@ from galley.service.frames import Blocks
 from galley.service.holders import with_holder
 from galley.service.links import ReplicaSource
 from galley.service.process import EngineProcess
+from galley.service.releases import Releases
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
 from galley.service.routing import ReplicaFigures
+from galley.service.streams import Unfinished
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
-from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
+from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, ReplicaStatus
 from galley.types.model_info import Ledger, ModelInfo
 
 log = logging.getLogger("galley.service")
@@ -35,6 +37,7 @@ class Fleet:
         replicas: the replicas; those on this machine first.
         book: the unfinished requests.
         info: the description of the model; None until an engine has been ready.
+        releases: the releases among which requests are divided.
     """
 
     def __init__(self, settings: EngineSettings, plan: FleetPlan) -> None:
@@ -43,21 +46,27 @@ class Fleet:
         self.info: ModelInfo | None = None
         self._plan = plan
         self._admission = Admission(settings.running_limit * max(1, plan.replicas), plan.max_queue)
-        self.book = RequestBook(self._admission, self._choose, self._spare)
+        self.book = RequestBook(self._admission, self._choose, self._spare, self._finished)
+        self.releases = Releases()
         self._failures: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._planned = False
         self._started = False
         self._closed = False
         self._retired_restarts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         own = (self._local_source(str(number)) for number in range(plan.replicas))
         self.replicas = [self._replica(source) for source in (*own, *plan.remotes)]
+        # Never launched: requests wait here while no replica can take them.
+        self._parked = self._replica(self._local_source("none"))
 
     def launch(self) -> None:
         """Start the engines without waiting for them; those on this machine after the first has planned."""
         for number, replica in enumerate(self.replicas):
             if not number or replica.source.remote:
                 replica.launch()
+        if self._plan.members is not None:
+            self._run(self._plan.members(self))
 
     async def planned(self) -> None:
         """Wait until the first engine has reported its memory plan, or the start has ended."""
@@ -78,6 +87,9 @@ class Fleet:
         if not self._started:
             fails = any(r.state == "failed" and not r.source.remote for r in self.replicas)
             return "failed" if fails or states == {"failed"} else "starting"
+        if self._plan.members is not None and not states & {"ready", "stalled"}:
+            # Others may be started at any time.
+            return "ready" if self._asleep else "recovering"
         order: tuple[EngineState, ...] = ("ready", "stalled", "recovering", "starting", "failed")
         return next((state for state in order if state in states), "failed")
 
@@ -97,6 +109,11 @@ class Fleet:
     def statuses(self) -> Sequence[ReplicaStatus]:
         """The status of each replica."""
         return [replica.status for replica in self.replicas]
+
+    @property
+    def release_statuses(self) -> Sequence[ReleaseStatus]:
+        """What each release has to do; empty without releases."""
+        return self.releases.statuses(self.replicas, self.book, self._parked)
 
     @property
     def engine_pids(self) -> Sequence[int]:
@@ -119,6 +136,29 @@ class Fleet:
         replica = self._replica(source)
         self.replicas.append(replica)
         replica.launch()
+
+    @property
+    def has_leaving(self) -> bool:
+        """Whether replicas that are no longer listed still have requests."""
+        return any(replica.retiring for replica in self.replicas)
+
+    def follow(self, sources: Sequence[ReplicaSource]) -> None:
+        """Have exactly these replicas elsewhere from now on; the requests of others are moved first."""
+        wanted = {source.name: source for source in sources}
+        for replica in self.replicas:
+            source = wanted.get(replica.name)
+            gone = source is None or source.release != replica.source.release
+            if replica.source.remote and gone and not replica.retiring:
+                replica.retiring = True
+                self._run(self._retire(replica))
+        there = {replica.name for replica in self.replicas}
+        for name, source in wanted.items():
+            if name not in there:
+                log.info(
+                    "replica %s has joined%s", name, f" ({source.release})" * bool(source.release)
+                )
+                self.add(source)
+        self._changed.set()
 
     async def drain(self, name: str) -> None:
         """Have other replicas continue the requests of one, and remove it.
@@ -148,6 +188,8 @@ class Fleet:
         """End the engines; unfinished streams end with ``finish_reason`` "abort"."""
         self._closed = True
         self._changed.set()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
         self.book.end_all("abort", None)
 
@@ -313,6 +355,9 @@ class Fleet:
         None: none is ready that may continue the request.
         """
         ready = [one for one in self.replicas if one.accepts and version in (None, one.version)]
+        if version is None and self.releases.shares:
+            release = self.releases.of(request, {one.source.release for one in ready})
+            ready = [one for one in ready if one.source.release == release]
         if len(ready) < 2 or self._plan.router is None:
             return (ready[0], 0) if ready else None
         now = time.monotonic()
@@ -331,11 +376,13 @@ class Fleet:
 
     def _spare(self) -> Replica:
         """Return a replica at which a request can wait until one is ready."""
+        if self._plan.members is not None:
+            return self._parked
         return min(self.replicas, key=lambda one: (one.state in ("failed", "closed"), one.draining))
 
     def _rebalance(self, ready: Replica) -> None:
         """Have a replica that has become ready continue the requests of those that are not."""
-        for other in self.replicas:
+        for other in (*self.replicas, self._parked):
             if other.state == "stalled":
                 other.replace("it has work but does not respond")
             elif other is not ready and not other.accepts:
@@ -352,6 +399,17 @@ class Fleet:
         else:
             self.book.end_all("error", f"the engine is down: {replica.error}")
 
+    async def _retire(self, replica: Replica) -> None:
+        """Remove a replica that is no longer listed, once others have its requests or it finished them."""
+        replica.draining = True
+        self.changed(replica)
+        self.book.move(replica)
+        while self.book.has_any_of(replica) and replica.state == "ready":
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+            self.book.move(replica)
+        self.book.move(replica, self._parked)
+        await self._remove(replica)
+
     async def _remove(self, replica: Replica) -> None:
         await replica.close()
         if replica not in self.replicas:
@@ -362,6 +420,26 @@ class Fleet:
             self._plan.router.forget(replica.name)
         self._changed.set()
         log.info("replica %s has left", replica.name)
+
+    @property
+    def _asleep(self) -> bool:
+        """Whether there are no replicas because there were no requests."""
+        return not self.replicas and bool(self.releases.sleeping)
+
+    def _finished(self, unfinished: Unfinished, output: Output) -> None:
+        if self._plan.on_finished is not None and unfinished.release:
+            self._plan.on_finished(
+                unfinished.release,
+                output.finish_reason or "",
+                len(unfinished.tokens),
+                unfinished.first_token - unfinished.submitted,
+                time.monotonic() - unfinished.submitted,
+            )
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _observe(self) -> None:
         working = [one for one in self.replicas if one.state == "ready"]

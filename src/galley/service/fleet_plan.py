@@ -1,7 +1,8 @@
 """The engines of a model as they are to be started."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from galley.service.frames import Blocks
 from galley.service.holders import CachedTokens
@@ -11,8 +12,11 @@ from galley.service.spawn import Spawned
 from galley.service.watchdog import Watchdog
 from galley.types import OnPhase
 from galley.types.engine_stats import ReplicaStatus
-from galley.types.model_info import OnLedger
+from galley.types.model_info import OnLedger, OnReleaseFinished
 from galley.types.transfers import TransferPlan
+
+if TYPE_CHECKING:
+    from galley.service.fleet import Fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,8 @@ class FleetPlan:
         replicas: engines on this machine.
         remotes: sources of engines elsewhere.
         router: chooses an engine for each request; needed if there can be more than one.
+        members: runs as long as the fleet, and has it follow a list of engines elsewhere that changes;
+            None: they are ``remotes`` all the time.
         contents: digest of the checkpoint's files, if there are engines elsewhere.
         promised: returns the bytes of memory that other models' engines have yet to allocate.
         on_phase: called at the end of each start-up phase of the first engine.
@@ -34,6 +40,7 @@ class FleetPlan:
         on_step: called with the status of an engine after each of its steps.
         on_blocks: called with each change of what the prefix caches hold.
         publishes_tokens: whether these changes have the tokens of blocks.
+        on_finished: called with the figures of each sequence that a release has finished.
         transfer: how engines on this machine exchange keys and values with others; None: they do not.
         cached_tokens: compares a request's prompt with caches, for replicas to fetch from each other.
     """
@@ -45,6 +52,7 @@ class FleetPlan:
     replicas: int = 1
     remotes: Sequence[ReplicaSource] = ()
     router: Router | None = None
+    members: "Callable[[Fleet], Coroutine[Any, Any, None]] | None" = None
     contents: str = ""
     promised: Callable[[], int] = lambda: 0
     on_phase: OnPhase | None = None
@@ -52,5 +60,6 @@ class FleetPlan:
     on_step: Callable[[ReplicaStatus], None] | None = None
     on_blocks: Callable[[Blocks], None] | None = None
     publishes_tokens: bool = False
+    on_finished: OnReleaseFinished | None = None
     transfer: TransferPlan | None = None
     cached_tokens: CachedTokens | None = None

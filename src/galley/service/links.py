@@ -45,6 +45,7 @@ class ReplicaSource:
             request is suspected of having caused them.
         has_others: whether there are further replicas, so that it need not give up.
         contents: digest of the checkpoint's files; empty if all replicas load the same ones.
+        release: the release of the model that it serves; empty without releases.
     """
 
     name: str
@@ -53,3 +54,4 @@ class ReplicaSource:
     remote: bool = False
     has_others: bool = False
     contents: str = ""
+    release: str = ""

@@ -75,6 +75,7 @@ class Replica:
         pace: its measured throughput.
         blocks: keys of the blocks that its prefix cache holds.
         draining: whether it gets no new requests.
+        retiring: whether it is to be removed, and gets no new requests.
         seats: sequences that run at the same time.
         last_frame_at: when the last frame arrived, on the monotonic clock.
     """
@@ -107,6 +108,7 @@ class Replica:
         self.pace = Pace()
         self.blocks: set[bytes] = set()
         self.draining = False
+        self.retiring = False
         self.last_frame_at = 0.0
         self.seats = source.seats
         self._events = events
@@ -136,7 +138,7 @@ class Replica:
     @property
     def accepts(self) -> bool:
         """Whether new requests may be sent to it now."""
-        return self.state == "ready" and not self.draining
+        return self.state == "ready" and not (self.draining or self.retiring)
 
     @property
     def offers(self) -> TransferInfo | None:
@@ -166,6 +168,7 @@ class Replica:
             pid=self.pid,
             version=self.version,
             remote=self.source.remote,
+            release=self.source.release,
         )
 
     def send(self, frame: ToEngine) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -36,6 +36,7 @@ class RequestBook:
         admission: Admission,
         choose: Callable[[EngineRequest, str | None], tuple[Replica, int] | None],
         spare: Callable[[], Replica],
+        on_finished: Callable[[Unfinished, Output], None] = lambda unfinished, output: None,
     ) -> None:
         """Create an empty book.
 
@@ -44,16 +45,22 @@ class RequestBook:
             choose: returns the ready replica for a request, given the version that has to continue it, and
                 the tokens of the prompt that it is expected to have cached; None: there is none.
             spare: returns a replica where a request can wait until one is ready.
+            on_finished: called with each request that an engine has finished, and its last Output.
         """
         self._admission = admission
         self._choose = choose
         self._spare = spare
+        self._on_finished = on_finished
         self._unread = UnreadBudget()
         self._unfinished: dict[str, Unfinished] = {}
 
     def __len__(self) -> int:
         """Return the number of unfinished sequences."""
         return len(self._unfinished)
+
+    def __iter__(self) -> Iterator[Unfinished]:
+        """Return the unfinished sequences."""
+        return iter(self._unfinished.values())
 
     def check_place(self, share: Share, deadline: float) -> None:
         """Raise the errors of :meth:`take` that are certain before a tenant's request is known."""
@@ -72,6 +79,11 @@ class RequestBook:
         now = time.monotonic()
         _check_deadline(deadline, now)
         self._admission.check(requests, deadline, now=now)
+
+    @property
+    def backlog(self) -> float:
+        """The seconds until a newcomer would be scheduled; 0 also if that is unknown."""
+        return self._admission.backlog(now=time.monotonic())
 
     def room(self, share: Share) -> int:
         """Return how many sequences the tenant may add at once."""
@@ -150,6 +162,7 @@ class RequestBook:
             replica.requests.progressed(output.request_id)
             return computed
         self._end(output.request_id, finished=True)
+        self._on_finished(unfinished, output)
         replica.requests.finished(output.request_id)
         return computed
 
@@ -172,12 +185,16 @@ class RequestBook:
             if unfinished.replica is replica:
                 unfinished.resumed = True
 
-    def move(self, replica: Replica) -> None:
-        """Have other replicas continue those of a replica's requests that they can."""
+    def move(self, replica: Replica, rest: Replica | None = None) -> None:
+        """Have other replicas continue those of a replica's requests that they can.
+
+        ``rest``: gets the requests that no replica can continue now; None: they stay.
+        """
         targets: dict[str, Replica] = {}
+        kept = None if rest is None else (rest, 0)
         for request_id, unfinished in self._unfinished.items():
             if unfinished.replica is replica:
-                chosen = self._choose(unfinished.request, unfinished.version)
+                chosen = self._choose(unfinished.request, unfinished.version) or kept
                 if chosen is not None and chosen[0] is not replica:
                     target, cached = chosen
                     targets[request_id] = unfinished.replica = target

@@ -30,6 +30,7 @@ class Unfinished:
         prefill: computes the prompt elsewhere; the request is sent to its replica after that.
         version: of the replica that the first Output came from; only replicas of the same version may
             continue it. None before it.
+        release: of the replica that the first Output came from; empty before it, or without releases.
     """
 
     request: EngineRequest
@@ -40,6 +41,7 @@ class Unfinished:
     timer: asyncio.TimerHandle | None = None
     prefill: "asyncio.Task[None] | None" = None
     version: str | None = None
+    release: str = ""
     tokens: list[int] = field(default_factory=list)
     samples: int = 0
     first_token: float = 0.0
@@ -64,7 +66,7 @@ class Unfinished:
             self.samples += output.result.samples
         if not self.answered:
             self.answered, self.cached, self.first_token = True, output.cached_tokens, now
-            self.version = self.replica.version
+            self.version, self.release = self.replica.version, self.replica.source.release
         if self.resumed:
             timing = output.timing and Timing(
                 queued=output.timing.queued,

@@ -15,6 +15,8 @@ ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
 
 _ORIGIN = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
 
+_REDIS = re.compile(r"(rediss?|unix)://")
+
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 
@@ -23,6 +25,11 @@ def check_server(own: "Settings") -> None:
     _check_observation(own)
     _check_origins(own)
     _check_redact(own)
+    if own.stored_responses_at and not _REDIS.match(own.stored_responses_at):
+        raise SettingsError(
+            "stored_responses_at must begin with redis://, rediss:// or unix://, such as "
+            "redis://localhost:6379/0"
+        )
     if own.record_texts and not own.record:
         raise SettingsError(
             f"record_texts is {own.record_texts!r}, but there is no record; set record to its folder"
@@ -45,9 +52,10 @@ def check_server(own: "Settings") -> None:
 
 
 def _check_replicas(own: "Settings") -> None:
-    if not own.replicas and not own.replica:
+    if not (own.replicas or own.replica or own.replica_file):
         raise SettingsError(
-            "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT"
+            "replicas is 0, so at least one replica on another machine is needed: --replica HOST:PORT, "
+            "or --replica-file"
         )
     if own.replica and own.models:
         raise SettingsError("replica: a server with replicas on other machines serves one model")

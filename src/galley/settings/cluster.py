@@ -34,6 +34,12 @@ class ClusterSettings(TransferSettings):
         "Cluster",
         "HOST:PORT of an engine of the model on another machine (galley replica); repeat for several",
     )
+    replica_file: str = setting(
+        "",
+        "Cluster",
+        "YAML file with the replicas on other machines by model and release, which is read again when it "
+        "changes",
+    )
     gateway_headers: bool = setting(
         False,
         "Cluster",
@@ -58,6 +64,7 @@ class ClusterSettings(TransferSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_objectives()
+        self._check_replica_file()
         self._check_kv_events()
         if self.role in ("prefill", "both") and self.replicas > 1 and self._address()[1]:
             raise SettingsError(
@@ -83,10 +90,26 @@ class ClusterSettings(TransferSettings):
             raise SettingsError("kv_events_topic is given, but kv_events is not; give both")
         if self.kv_events and not self.prefix_cache:
             raise SettingsError("kv_events is given, but prefix_cache is off; turn it on")
-        if self.kv_events and (self.replicas != 1 or self.replica):
+        if self.kv_events and (self.replicas != 1 or self.replica or self.replica_file):
             raise SettingsError(
                 "kv_events is for servers with one engine, among which a router outside chooses: leave out "
                 "kv_events, or replicas and replica"
+            )
+
+    def _check_replica_file(self) -> None:
+        if self.replica_file and (self.replica or self.replicas):
+            raise SettingsError(
+                "replica_file lists all replicas of the models: give replicas of 0, and leave out replica"
+            )
+        if self.replica_file and self.prefill_replica:
+            raise SettingsError(
+                "replica_file is given, and so is prefill_replica, which cannot tell releases apart; leave "
+                "out prefill_replica, or replica_file"
+            )
+        if self.replica_file and (self.response_cache != "off" or self.response_cache_store):
+            raise SettingsError(
+                "replica_file is given, and so is the response cache, which cannot tell the answers of "
+                "releases apart; leave out response_cache and response_cache_store, or replica_file"
             )
 
     def _check_objectives(self) -> None:

@@ -192,6 +192,13 @@ class Settings(ClusterSettings):
     stored_response_seconds: Count = setting(
         86_400, "Limits", "maximum age of stored responses, in seconds"
     )
+    stored_responses_at: str = setting(
+        "",
+        "Limits",
+        "URL of a Redis (redis://localhost:6379/0) that keeps stored responses for several servers; "
+        "default: this server's memory; needs the extra redis",
+        secret=True,
+    )
     drain_seconds: SecondsOrZero = setting(
         30.0, "Limits", "seconds for running requests to finish after SIGTERM"
     )

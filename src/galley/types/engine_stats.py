@@ -141,6 +141,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
         pid: the engine's process id, if one is running on this machine.
         version: digest of the model and of how it is computed; empty before it is known.
         remote: whether it is reached over a network.
+        release: the release of the model that it serves; empty without releases.
     """
 
     name: str
@@ -150,3 +151,22 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     version: str = ""
     remote: bool = False
+    release: str = ""
+
+
+class ReleaseStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the releases among which a model's requests are divided.
+
+    Attributes:
+        name: its name.
+        share: its share of the requests, in percent.
+        replicas: the number of its replicas that accept requests.
+        requests: unfinished sequences that it has, those that wait for a replica included.
+        waiting: sequences that wait for one of its replicas to start.
+    """
+
+    name: str
+    share: float
+    replicas: int
+    requests: int
+    waiting: int

@@ -126,6 +126,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 OnLedger: TypeAlias = Callable[[Ledger], None]
 """Called with a model's memory ledger before its weights are loaded."""
 
+OnReleaseFinished: TypeAlias = Callable[[str, str, int, float, float], None]
+"""Called with a release, and of a sequence that it has finished: the finish reason, the number of tokens,
+and the seconds from its submission to the first token and to the end."""
+
 
 class WeightReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """The weight types of a served model, how they were made, and the measured loss of quality.

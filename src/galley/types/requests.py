@@ -98,11 +98,11 @@ class Generate(Payload, frozen=True, kw_only=True, tag="generate"):
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the delivered tokens as its output."""
+        """Return the payload with the delivered tokens added to its output."""
         sampling = self.sampling
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
-        return msgspec.structs.replace(self, output=tokens, sampling=sampling)
+        return msgspec.structs.replace(self, output=[*self.output, *tokens], sampling=sampling)
 
 
 class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
@@ -132,12 +132,14 @@ class Transcribe(Payload, frozen=True, kw_only=True, tag="transcribe"):
         return self.sampling.max_tokens or 0
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the delivered tokens as its output."""
+        """Return the payload with the delivered tokens added to its output."""
         sampling, rules = self.sampling, self.rules
         if answered:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             rules = msgspec.structs.replace(rules, no_speech=None)
-        return msgspec.structs.replace(self, output=tokens, sampling=sampling, rules=rules)
+        return msgspec.structs.replace(
+            self, output=[*self.output, *tokens], sampling=sampling, rules=rules
+        )
 
 
 class Align(Payload, frozen=True, kw_only=True, tag="align"):
@@ -220,8 +222,8 @@ class Speak(Payload, frozen=True, kw_only=True, tag="speak"):
         return len(self.text)
 
     def resumed(self, tokens: list[int], *, answered: bool, samples: int = 0) -> Self:
-        """Return the payload with the samples to leave out."""
-        return msgspec.structs.replace(self, samples=samples)
+        """Return the payload with the samples to leave out, in addition to those of before."""
+        return msgspec.structs.replace(self, samples=self.samples + samples)
 
 
 Written: TypeAlias = Generate | Transcribe
@@ -247,6 +249,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         tenant_priority: of the tenant among tenants, lower is sooner; ``priority`` orders a tenant's own.
         adapter: LoRA adapter that is added to the model; None: the model alone.
         keep_seconds: how long its blocks stay in the prefix cache while others are evicted first.
+        release: the release of the model that has to answer; empty: any.
         offered: whether a peer will fetch the blocks of its prompt: its last Output says where.
         kv_from: a peer that has blocks of its prompt.
     """
@@ -260,5 +263,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant_priority: int = 0
     adapter: Adapter | None = None
     keep_seconds: float = 0.0
+    release: str = ""
     offered: bool = False
     kv_from: KVPeer | None = None

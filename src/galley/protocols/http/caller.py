@@ -10,6 +10,7 @@ from galley.cache.directives import read_directives
 from galley.gateway.caller import Caller
 from galley.protocols.http.gateway_headers import scheduling_of
 from galley.protocols.http.header_times import time_in
+from galley.service.releases import RELEASE_HEADER
 from galley.settings.config import MOST_TIMEOUT, Settings
 
 TIMEOUT_HEADER: Final = "x-request-timeout"
@@ -45,6 +46,7 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         flow=scheduling.flow,
         objective=scheduling.priority,
         first_token_by=state.arrived + scheduling.first_token_seconds,
+        release=request.headers.get(RELEASE_HEADER, ""),
     )
 
 

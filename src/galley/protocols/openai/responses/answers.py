@@ -1,6 +1,7 @@
 """OpenAI's Responses API: answers, whole and as events."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -22,9 +23,16 @@ from galley.protocols.openai.responses.schemas import (
     ResponseCountRequest,
     ResponseRequest,
 )
-from galley.protocols.openai.responses.store import ResponseStore, StoredResponse
+from galley.protocols.openai.responses.shared import Begun, SharedResponses
+from galley.protocols.openai.responses.store import Responses, StoredResponse, previous
 from galley.protocols.openai.responses.tools import offered
 from galley.protocols.openai.usage import ReceiptFields, receipt_fields
+from galley.settings.config import MOST_TIMEOUT
+
+_SEED_BITS: Final = 63
+
+_ending: set["asyncio.Task[None]"] = set()
+"""Records of ended responses that are being removed."""
 
 ENDPOINT: Final = "/v1/responses"
 
@@ -139,7 +147,7 @@ class ResponseAnswer:
         parsed: ResponseRequest,
         generation: Generation,
         earlier: list[InputItem],
-        store: ResponseStore,
+        store: Responses,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._sampling = parsed.sampling().resolved(call.info.require_text().defaults)
@@ -150,17 +158,27 @@ class ResponseAnswer:
         self._store = store
         self._stored = store.is_on and parsed.store is not False
         self._created = int(time.time())
+        self._begun = ""
         names = {one.name: (one.namespace, one.function.name) for one in offered(parsed.tools)}
         self._items = Items(call.caller.request_id, names, streamed=bool(parsed.stream))
 
     @classmethod
     async def start(
-        cls, served: ServedModel, parsed: ResponseRequest, caller: Caller, store: ResponseStore
+        cls,
+        served: ServedModel,
+        parsed: ResponseRequest,
+        caller: Caller,
+        store: Responses,
+        again: Begun | None = None,
     ) -> Self:
         """Submit the request to the engine; ``parsed.stream`` is ignored.
 
         Args:
+            served: the model.
+            parsed: the request.
+            caller: the caller.
             store: holds the response that the request continues, and receives the answer.
+            again: the response that another server had begun to answer.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
@@ -174,6 +192,11 @@ class ResponseAnswer:
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
             caller.keep_seconds = parsed.keep_seconds
             params, conversation = parsed.sampling(), parsed.as_conversation(earlier)
+            shared = isinstance(store, SharedResponses) and parsed.store is not False
+            if shared and params.seed is None:
+                # Another server may have to go on with it.
+                seed = secrets.randbits(_SEED_BITS) if again is None else again.seed
+                params = msgspec.structs.replace(params, seed=seed)
             call.check_early(0)
             generation = await converse(
                 call,
@@ -182,11 +205,36 @@ class ResponseAnswer:
                 constrained_by=parsed.constrained_by,
                 truncate=parsed.truncation == "auto",
             )
-        return cls(call, parsed, generation, earlier, store)
+        answer = cls(call, parsed, generation, earlier, store)
+        if again is not None:
+            answer._created = again.created
+        elif shared and store.is_on:
+            await answer._begin(params.seed or 0)
+        return answer
+
+    async def _begin(self, seed: int) -> None:
+        """Record what another server needs to answer the request if this one ends."""
+        assert isinstance(self._store, SharedResponses)
+        caller = self._call.caller
+        shown: dict[str, Any] = msgspec.to_builtins(self._response(None))
+        begun = Begun(request=self._parsed, seed=seed, created=self._created, shown=shown)
+        left = min(MOST_TIMEOUT, caller.deadline - time.monotonic())
+        await self._store.begin(caller.tenant.name, shown["id"], begun, left)
+        self._begun = shown["id"]
+
+    def _ended(self) -> None:
+        """Have no other server answer the request."""
+        name, self._begun = self._begun, ""
+        if name and isinstance(self._store, SharedResponses):
+            ending = self._store.ended(self._call.caller.tenant.name, name)
+            task = asyncio.create_task(ending)
+            _ending.add(task)
+            task.add_done_callback(_ending.discard)
 
     def close(self) -> None:
         """Cancel the generation if it still runs. Idempotent."""
         self._generation.close()
+        self._ended()
 
     async def whole(self) -> ResponseObject:
         """Return the complete answer.
@@ -236,7 +284,7 @@ class ResponseAnswer:
             made = await asyncio.to_thread(
                 StoredResponse.of, response, self._earlier, self._parsed.input
             )
-            kept = self._store.keep(self._call.caller.tenant.name, response["id"], made)
+            kept = await self._store.keep(self._call.caller.tenant.name, response["id"], made)
             response["store"] = self._stored = kept
         return response
 
@@ -295,7 +343,7 @@ class ResponseAnswer:
 
 
 async def earlier_items(
-    parsed: ResponseCountRequest, caller: Caller, store: ResponseStore
+    parsed: ResponseCountRequest, caller: Caller, store: Responses
 ) -> list[InputItem]:
     """Return the items of the conversation that a request continues, if it continues one.
 
@@ -304,9 +352,9 @@ async def earlier_items(
     """
     if parsed.previous_response_id is None:
         return []
-    previous = store.previous(caller.tenant.name, parsed.previous_response_id)
+    found = await previous(store, caller.tenant.name, parsed.previous_response_id)
     # It can be megabytes, and decoding it here would block other requests.
-    return await asyncio.to_thread(previous.conversation)
+    return await asyncio.to_thread(found.conversation)
 
 
 def _as_json(value: Any) -> Any:

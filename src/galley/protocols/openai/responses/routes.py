@@ -25,12 +25,13 @@ from galley.protocols.openai.responses.answers import (
     named_as_given,
 )
 from galley.protocols.openai.responses.replay import RetrieveQuery, replayed
+from galley.protocols.openai.responses.resuming import Resuming, not_found
 from galley.protocols.openai.responses.schemas import ResponseCountRequest, ResponseRequest
 from galley.protocols.openai.responses.store import (
     ItemList,
     ItemsQuery,
     ResponseDeleted,
-    ResponseStore,
+    Responses,
     StoredResponse,
     page_of,
 )
@@ -49,7 +50,8 @@ _ONE: Final = response_answer.ENDPOINT + "/{response_id}"
 
 def routes(models: Registry) -> list[Operation]:
     """Return the routes, served by ``models``, with their own store of responses."""
-    store = ResponseStore(models.settings)
+    resuming = Resuming(models)
+    store = resuming.store
 
     async def responses(request: Request) -> Response:
         """Answer a conversation, as OpenAI's Responses API does."""
@@ -63,16 +65,20 @@ def routes(models: Registry) -> list[Operation]:
     async def get_response(request: Request) -> Response:
         """Return a stored response; with `stream`, as events."""
         query = read_query(request, RetrieveQuery)
-        found = _found(store, request)
+        caller, name = caller_of(request), request.path_params["response_id"]
         if query.stream:
-            return _Events(replayed(found, query.starting_after), lambda: None)
+            complete = await resuming.complete(caller, name)
+            return _Events(replayed(complete, query.starting_after), lambda: None)
         if query.starting_after is not None:
             raise RequestError("starting_after needs stream=true", param="starting_after")
+        found = await resuming.found(caller, name)
+        if isinstance(found, dict):
+            return Json(found)
         return Response(found.answer, media_type="application/json")
 
     async def cancel_response(request: Request) -> Response:
         """Refuse to cancel: there are no background responses, and closing a stream ends it."""
-        _found(store, request)
+        await resuming.found(caller_of(request), request.path_params["response_id"])
         raise ApiError(
             400,
             "Only background responses can be cancelled, which are not supported; this response is "
@@ -99,15 +105,15 @@ def routes(models: Registry) -> list[Operation]:
     async def delete_response(request: Request) -> Response:
         """Delete a stored response."""
         name = request.path_params["response_id"]
-        if not store.remove(caller_of(request).tenant.name, name):
-            raise _not_found(name)
+        if not await store.remove(caller_of(request).tenant.name, name):
+            raise not_found(name)
         answer: ResponseDeleted = {"id": name, "object": "response", "deleted": True}
         return Json(answer)
 
     async def list_input_items(request: Request) -> Response:
         """List the input items of a stored response, page by page."""
         query = read_query(request, ItemsQuery)
-        return LargeJson(page_of(_found(store, request), query))
+        return LargeJson(page_of(await _found(store, request), query))
 
     stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
     return [
@@ -149,16 +155,12 @@ def routes(models: Registry) -> list[Operation]:
     ]
 
 
-def _found(store: ResponseStore, request: Request) -> StoredResponse:
+async def _found(store: Responses, request: Request) -> StoredResponse:
     name = request.path_params["response_id"]
-    found = store.find(caller_of(request).tenant.name, name)
+    found = await store.find(caller_of(request).tenant.name, name)
     if found is None:
-        raise _not_found(name)
+        raise not_found(name)
     return found
-
-
-def _not_found(name: str) -> ApiError:
-    return ApiError(404, f"Response with id {name[:100]!r} not found", param="response_id")
 
 
 class _Events(NamedEventStream):

@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -143,23 +143,6 @@ class ResponseStore:
         found = None if stored is None else stored.responses.get(name)
         return None if found is None else found[1]
 
-    def previous(self, tenant: str, name: str) -> StoredResponse:
-        """Return the response that a request continues.
-
-        Raises:
-            RequestError: it is not stored.
-        """
-        found = self.find(tenant, name)
-        if found is None:
-            why = "it was deleted, or evicted by later ones"
-            raise RequestError(
-                f"Previous response with id {name[:100]!r} not found: "
-                f"{why if self.is_on else 'this server does not store responses (--stored-responses)'}",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return found
-
     def remove(self, tenant: str, name: str) -> bool:
         """Remove a response; return False if it is not there."""
         stored = self._tenants.get(tenant)
@@ -185,6 +168,66 @@ class ResponseStore:
                 if until > now:
                     break
                 self.remove(tenant, name)
+
+
+class Responses(Protocol):
+    """Stored responses, wherever they are."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether responses are stored."""
+
+    async def keep(self, tenant: str, name: str, response: StoredResponse) -> bool:
+        """Store a response; return False if that fails or is not allowed."""
+
+    async def find(self, tenant: str, name: str) -> StoredResponse | None:
+        """Return a tenant's response by id; None if it is not stored."""
+
+    async def remove(self, tenant: str, name: str) -> bool:
+        """Remove a response; return False if it is not there."""
+
+
+class OwnResponses:
+    """The responses in this process's memory, as :class:`Responses`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Create an empty store."""
+        self._store = ResponseStore(settings)
+
+    @property
+    def is_on(self) -> bool:
+        """See :class:`Responses`."""
+        return self._store.is_on
+
+    async def keep(self, tenant: str, name: str, response: StoredResponse) -> bool:
+        """See :class:`Responses`."""
+        return self._store.keep(tenant, name, response)
+
+    async def find(self, tenant: str, name: str) -> StoredResponse | None:
+        """See :class:`Responses`."""
+        return self._store.find(tenant, name)
+
+    async def remove(self, tenant: str, name: str) -> bool:
+        """See :class:`Responses`."""
+        return self._store.remove(tenant, name)
+
+
+async def previous(store: Responses, tenant: str, name: str) -> StoredResponse:
+    """Return the response that a request continues.
+
+    Raises:
+        RequestError: it is not stored.
+    """
+    found = await store.find(tenant, name)
+    if found is None:
+        why = "it was deleted, or evicted by later ones"
+        raise RequestError(
+            f"Previous response with id {name[:100]!r} not found: "
+            f"{why if store.is_on else 'this server does not store responses (--stored-responses)'}",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return found
 
 
 class _TenantResponses:

@@ -1,0 +1,183 @@
+"""The deployment of gateways: each supervises a ``galley serve`` process and lists the replicas for it.
+
+The process knows nothing of Ray: it follows a file (:mod:`galley.cluster.members`). While Ray's controller
+is away, gateways go on with the replicas that they have.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+import msgspec
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from galley.cluster.config import ClusterConfig, Gateways, Network, underscored
+from galley.cluster.members import Members, Release, write_members
+from galley.cluster.on_ray import directory
+from galley.cluster.on_ray.plan import Plan, PlannedRelease
+from galley.cluster.on_ray.serve_process import ServeProcess
+from galley.observe import logs
+
+log = logging.getLogger("galley.cluster")
+
+_FOLLOW_SECONDS: Final = 0.2
+_FIGURES_SECONDS: Final = 0.5
+_HANDLE_SECONDS: Final = 1.0
+_UNHEALTHY_STARTS: Final = 5
+"""Consecutive failed starts of the process after which Ray Serve replaces the gateway."""
+
+Key = tuple[str, str]
+"""Application and deployment."""
+
+
+class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway is started with; see :class:`galley.cluster.config.ClusterConfig`."""
+
+    gateways: Gateways
+    network: Network
+    drain_seconds: float
+
+
+def gateway_spec(config: ClusterConfig) -> dict[str, Any]:
+    """Return what gateways are started with, as Ray passes it on."""
+    spec = GatewaySpec(
+        gateways=config.gateways,
+        network=config.network,
+        drain_seconds=config.rollout.drain_seconds,
+    )
+    found: dict[str, Any] = msgspec.to_builtins(spec)
+    return found
+
+
+class Gateway:
+    """A gateway, for Ray Serve."""
+
+    async def __init__(self, spec: dict[str, Any], *releases: object) -> None:  # type: ignore[misc]
+        """Prepare the process, which starts with the first plan (:meth:`reconfigure`).
+
+        Args:
+            spec: see :class:`GatewaySpec`.
+            releases: handles of releases in the gateway's own application, which thereby has them.
+        """
+        logs.start("text", "warning")
+        logging.getLogger("galley").setLevel(logging.INFO)
+        given = msgspec.convert(spec, GatewaySpec)
+        self._plan = Plan(models={})
+        self._members: Members = {}
+        self._figures: dict[str, Any] = {}
+        self._handles: dict[Key, DeploymentHandle] = {}
+        self._waking: dict[Key, Any] = {}
+        self._process = ServeProcess(
+            given.gateways.host, given.gateways.ports, drain_seconds=given.drain_seconds
+        )
+        self._replica_file = self._process.folder / "replicas.json"
+        self._settings = {
+            **underscored(given.gateways.settings),
+            **given.network.settings,
+            "replicas": 0,
+            "replica_file": str(self._replica_file),
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def reconfigure(self, plan: dict[str, Any]) -> None:
+        """Serve these models and releases from now on; see :class:`Plan`."""
+        self._plan = msgspec.convert(plan, Plan)
+        self._list_replicas()
+        models = {name: model.settings for name, model in self._plan.models.items()}
+        await self._process.configure({**self._settings, "models": models})
+        if not self._tasks:
+            loops = (self._follow(), self._connect(), self._watch(), self._process.supervise())
+            self._tasks = [asyncio.create_task(one) for one in loops]
+            await self._process.listening()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Return where the gateway listens and what it knows, for ``galley cluster status``."""
+        return {"url": self._process.url, "figures": self._figures}
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError if the process fails to start again and again."""
+        if self._process.failed_starts >= _UNHEALTHY_STARTS:
+            raise RuntimeError(f"galley serve fails to start; see {self._process.log_path}")
+
+    async def __call__(self, _: object) -> str:
+        """Answer requests that come by Ray Serve's own proxy."""
+        return f"Galley's gateways do not use Ray Serve's proxy. This one listens on {self._process.url}\n"
+
+    async def __del__(self) -> None:
+        """Let the process complete its requests, and end; Ray Serve calls it once."""
+        for task in self._tasks:
+            task.cancel()
+        await self._process.close()
+
+    async def _follow(self) -> None:
+        while True:
+            self._list_replicas()
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    def _list_replicas(self) -> None:
+        """Write the file of replicas, if it is not what the plan and the routers say now."""
+        members = {
+            name: {one.name: self._release(one) for one in model.releases}
+            for name, model in self._plan.models.items()
+        }
+        if members != self._members:
+            write_members(self._replica_file, members)
+            self._members = members
+
+    def _release(self, planned: PlannedRelease) -> Release:
+        found = directory.replicas_of(*_key(planned)).values()
+        addresses = sorted({one["address"] for one in found if one.get("address")})
+        return Release(planned.share, addresses, planned.sleeps, planned.alias)
+
+    async def _connect(self) -> None:
+        """Get a handle to each release: its router in this process is told of the replicas."""
+        while True:
+            planned = {_key(one) for model in self._plan.models.values() for one in model.releases}
+            for key in planned - self._handles.keys():
+                app, deployment = key
+                try:
+                    handle = await asyncio.to_thread(serve.get_deployment_handle, deployment, app)
+                    self._handles[key] = handle.options(method_name="wake")
+                except Exception as error:
+                    log.info("%s is not deployed yet: %s", app, error)
+            self._handles = {key: one for key, one in self._handles.items() if key in planned}
+            await asyncio.sleep(_HANDLE_SECONDS)
+
+    async def _watch(self) -> None:
+        """Read the figures of the process, and wake releases that requests wait for."""
+        while True:
+            found = await asyncio.to_thread(self._process.figures)
+            if found is not None:
+                self._figures = found
+                for name, model in self._plan.models.items():
+                    self._wake(model.releases, found.get(name))
+            await asyncio.sleep(_FIGURES_SECONDS)
+
+    def _wake(self, releases: list[PlannedRelease], figures: dict[str, Any] | None) -> None:
+        """Have Ray Serve start a replica of each release that is needed and has none.
+
+        A model that this gateway has never seen ready needs one of its first release.
+        """
+        for index, planned in enumerate(releases):
+            key = _key(planned)
+            needed = (
+                not index if figures is None else bool(figures.get(planned.name, {}).get("waiting"))
+            )
+            call = self._waking.get(key)
+            if call is not None and call.done():
+                del self._waking[key]
+            can = planned.sleeps and key in self._handles and not directory.replicas_of(*key)
+            if call is None and needed and can:
+                log.info("waking %s", planned.name)
+                self._waking[key] = asyncio.create_task(self._call(self._handles[key]))
+
+    async def _call(self, handle: DeploymentHandle) -> None:
+        try:
+            await handle.remote()
+        except Exception as error:
+            log.warning("a replica could not be started: %s", error)
+
+
+def _key(planned: PlannedRelease) -> Key:
+    return planned.app or serve.get_replica_context().app_name, planned.deployment

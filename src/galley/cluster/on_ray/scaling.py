@@ -1,0 +1,65 @@
+"""Ray Serve's autoscaling policy of models: by the predicted time to the first token, and by load.
+
+Ray pickles this module by value, so it imports nothing of Galley's.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
+_ENOUGH = 0.5
+"""Share of the goal below which fewer replicas would do."""
+
+
+class ByFirstToken:
+    """Decides how many replicas a model needs.
+
+    Replicas record their figures with ``record_autoscaling_stats``. The number is the larger of two: that
+    which keeps running and waiting sequences at ``load`` of the seats, and that which brings the predicted
+    time to the first token down to its goal. It is no smaller than now while the prediction is above half
+    of the goal.
+
+    Args:
+        first_token_seconds: goal for the predicted time to the first token.
+        load: goal for running and waiting sequences, as a share of seats.
+    """
+
+    def __init__(self, first_token_seconds: float, load: float) -> None:
+        self._goal = first_token_seconds
+        self._load = load
+
+    def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
+        """Return the number of replicas; Ray applies the bounds and delays."""
+        latest = _latest(context.raw_metrics or {})
+        if not latest:
+            waits = int(context.total_num_requests > 0)
+            return max(context.target_num_replicas if waits else 0, waits), {}
+        return wanted(list(latest.values()), self._goal, self._load), {}
+
+
+def wanted(figures: list[dict[str, float]], goal: float, load: float) -> int:
+    """Return the number of replicas for these figures of those that there are."""
+    busy = sum(one["running"] + one["waiting"] for one in figures)
+    if not busy:
+        return 0
+    seats = sum(one["seats"] for one in figures) / len(figures)
+    by_load = math.ceil(busy / max(1.0, seats * load))
+    predicted = sum(one["first_token_seconds"] for one in figures) / len(figures)
+    if predicted > goal:
+        by_wait = math.ceil(len(figures) * min(2.0, predicted / goal))
+    else:
+        by_wait = len(figures) if predicted > goal * _ENOUGH else 1
+    return max(1, by_load, by_wait)
+
+
+def _latest(metrics: dict[str, Any]) -> dict[Any, dict[str, float]]:
+    """Return the latest figures of each replica that has recorded all of them."""
+    names = ("running", "waiting", "seats", "first_token_seconds")
+    found: dict[Any, dict[str, float]] = {}
+    for name in names:
+        for replica, series in metrics.get(name, {}).items():
+            if series:
+                found.setdefault(replica, {})[name] = series[-1].value
+    return {replica: one for replica, one in found.items() if len(one) == len(names)}

@@ -1,0 +1,72 @@
+"""How many replicas the autoscaling policy wants."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from galley.cluster.on_ray.scaling import ByFirstToken, wanted
+
+GOAL, LOAD = 1.0, 0.8
+
+
+def figures(running: int = 0, waiting: int = 0, ttft: float = 0.0) -> dict[str, float]:
+    return {
+        "running": running,
+        "waiting": waiting,
+        "seats": 10.0,
+        "first_token_seconds": ttft,
+    }
+
+
+@pytest.mark.parametrize(
+    ("replicas", "number"),
+    [
+        ([figures()], 0),
+        ([figures(running=1)], 1),
+        ([figures(running=8)], 1),
+        ([figures(running=9)], 2),
+        ([figures(running=10, waiting=30)], 5),
+        ([figures(running=4), figures(running=4)], 1),
+        # Slow although there are seats: prompts are long.
+        ([figures(running=4, ttft=1.5)], 2),
+        ([figures(running=4, ttft=9.0)], 2),
+        ([figures(running=2, ttft=2.0), figures(running=2, ttft=2.0)], 4),
+        # Not so fast that fewer would do.
+        ([figures(running=2, ttft=0.7), figures(running=2, ttft=0.7)], 2),
+        ([figures(running=2, ttft=0.3), figures(running=2, ttft=0.3)], 1),
+        # After the last request, the time that the last ones took does not count.
+        ([figures(ttft=5.0)], 0),
+    ],
+)
+def test_replicas_by_load_and_predicted_wait(replicas: list[dict[str, float]], number: int) -> None:
+    assert wanted(replicas, GOAL, LOAD) == number
+
+
+def context(metrics: dict[str, Any], requests: float = 0, target: int = 1) -> Any:
+    return SimpleNamespace(
+        raw_metrics=metrics, total_num_requests=requests, target_num_replicas=target
+    )
+
+
+def series(*values: float) -> list[SimpleNamespace]:
+    return [SimpleNamespace(timestamp=at, value=value) for at, value in enumerate(values)]
+
+
+def test_the_policy_reads_the_latest_figures_of_each_replica() -> None:
+    metrics = {
+        "running": {"a": series(0, 10), "b": series(10, 10)},
+        "waiting": {"a": series(0, 4), "b": series(50, 0)},
+        "seats": {"a": series(10, 10), "b": series(10)},
+        "first_token_seconds": {"a": series(0.1), "b": series(0.1)},
+        "running_requests": {"a": series(3)},
+    }
+    assert ByFirstToken(GOAL, LOAD)(context(metrics)) == (3, {})
+
+
+def test_a_call_that_waits_wakes_a_replica() -> None:
+    policy = ByFirstToken(GOAL, LOAD)
+    assert policy(context({}, requests=1, target=0)) == (1, {})
+    assert policy(context({}, requests=0, target=1)) == (0, {})
+    # A new replica has no figures at first, and is needed.
+    assert policy(context({"running": {"a": series(1)}}, requests=1, target=2)) == (2, {})
