@@ -14,11 +14,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from galley.cli.serve import serve
+from galley.cluster.config import read_config
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
-from galley.cli.serve import serve
-from galley.cluster.config import read_config
 from galley.protocols.http.openapi import document
 from galley.server.app import create_app
 from galley.settings.config import Settings
@@ -191,7 +191,9 @@ def test_arguments_of_kserves_presets_are_those_of_galley_serve(
 def rendered(text: str, tls: bool, tensor: int | None) -> str:
     """Render the few forms of Go's templates that the presets use."""
     text = text.replace("{{ .Spec.Model.Name }}", "name-of-model")
-    text = re.sub(r"\{\{ if \.GlobalConfig\.EnableTLS \}\}(.*?)\{\{ end \}\}", r"\1" if tls else "", text)
+    text = re.sub(
+        r"\{\{ if \.GlobalConfig\.EnableTLS \}\}(.*?)\{\{ end \}\}", r"\1" if tls else "", text
+    )
     parallel = r"\{\{ if and [^}]*Tensor \}\}.*?\{\{ else \}\}(\d+)\{\{ end \}\}"
     text = re.sub(parallel, r"\1" if tensor is None else str(tensor), text)
     assert "{{" not in text
