@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,9 @@ from galley.types.engine_stats import EngineStats
 from galley.types.transfers import KVPeer
 
 log = logging.getLogger("galley.service")
+
+ComputePrompt: TypeAlias = Callable[[], Coroutine[None, None, KVPeer | None]]
+"""Computes a request's prompt elsewhere, and returns where its blocks are; None: it could not, in time."""
 
 
 class RequestBook:
@@ -93,13 +96,13 @@ class RequestBook:
         self,
         requests: Sequence[EngineRequest],
         deadline: float,
-        prefill: Mapping[str, Coroutine[None, None, KVPeer | None]] = MappingProxyType({}),
+        prefill: Mapping[str, ComputePrompt] = MappingProxyType({}),
     ) -> list[OutputStream]:
         """Start all of the requests or none.
 
         Args:
             requests: the requests of one caller.
-            prefill: request -> computes its prompt elsewhere, and returns where the blocks are.
+            prefill: id of a request -> computes its prompt elsewhere.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded, and the engine drops their requests.
 
@@ -124,14 +127,21 @@ class RequestBook:
                 unfinished.replica.requests.add([request.id])
         return streams
 
-    async def _send_after(
-        self, prefill: Coroutine[None, None, KVPeer | None], request_id: str
-    ) -> None:
-        """Send a request to its replica, which may be another one by now, once its prompt is computed."""
-        peer = await prefill
+    async def _send_after(self, prefill: ComputePrompt, request_id: str) -> None:
+        """Send a request to its replica, which may be another one by now, once its prompt is computed.
+
+        Cancelled when the request ends before that.
+        """
+        try:
+            peer = await prefill()
+        except Exception:
+            # Nobody awaits this task: without its replica, the request would never end.
+            log.exception("a prompt was not computed elsewhere")
+            peer = None
         unfinished = self._unfinished[request_id]
         unfinished.prefill = None
-        unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
+        if peer is not None:
+            unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
         unfinished.replica.requests.add([request_id])
 
     def _check_ids(self, requests: Sequence[EngineRequest]) -> None:
