@@ -102,12 +102,12 @@ class BlockOffers:
     def _find(self, blocks: Sequence[Block]) -> list[int]:
         """Add a reference to each of the first blocks that are in memory, and return their numbers."""
         room = self._pool.total // _MOST_HELD - sum(map(len, self._held))
-        found: list[int] = []
+        found: dict[int, None] = {}
         for wanted in blocks[: max(0, room)]:
             number = self._pool.find(wanted.key)
             # The chain has another root where keys are equal only by accident, or by intent.
             if number is None or self._known.get(wanted.key) != wanted or number in found:
                 break
             self._pool.share(number)
-            found.append(number)
-        return found
+            found[number] = None
+        return list(found)
