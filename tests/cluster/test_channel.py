@@ -111,7 +111,7 @@ def test_another_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch) -
         write(writer, frame)
 
     monkeypatch.setattr(channel, "_write", written)
-    with pytest.raises(SettingsError, match=r"it runs Galley .*, the server .*\.True"):
+    with pytest.raises(SettingsError, match=r"it runs Galley .*, the caller .*\.True"):
         asyncio.run(connected(never))
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 
 from galley import SamplingParams
 from galley.engine.block_form import Block, BlockForm
-from galley.engine.block_transport import Fetch
+from galley.engine.block_transport import Fetch, SocketTransport, TransferFailed
 from galley.engine.engine import Engine
+from galley.engine.rare_warnings import RareWarnings
 from galley.errors import SettingsError
 from galley.links.access import Access
-from galley.links.handshake import BadFrame, seal
+from galley.links.handshake import BadFrame, Proof, seal
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
 from galley.service.requests import expand
@@ -198,6 +200,50 @@ def test_a_peer_in_a_long_step_is_late_and_holds_nothing_afterwards(
         late = decoder(made.folder, token)
         assert answer(late, made.where) == (made.expected, [FULL])
         late.close()
+
+
+def test_nothing_listens_for_peers_after_the_engine_has_closed(trio: Trio, token: Path) -> None:
+    engine = engine_of(trio.folder)
+    engine.exchange_blocks(
+        TransferPlan(role="prefill", cluster_token_file=str(token)), lambda: None
+    )
+    assert engine.info.transfers is not None
+    port = engine.info.transfers.port
+    listening = {one for one in threading.enumerate() if one.name == "galley-block-server"}
+    access = Access(SECRET, None, None)
+    with connect("127.0.0.1", port, access, time.monotonic() + 10, within=5.0) as link:
+        engine.close()
+        with pytest.raises(ConnectionError):
+            link.receive(1024)
+    until(lambda: sum(one.is_alive() for one in listening) == len(listening) - 1)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_peer_that_was_not_tried_in_time_is_not_avoided(trio: Trio) -> None:
+    server = trio.engine._tier._server  # type: ignore[union-attr]
+    assert server is not None
+    transport = SocketTransport(server._form, Access(SECRET, None, None))
+    blocks = [Block(bytes(16), 0, bytes(16))]
+    with pytest.raises(TransferFailed, match="was not tried"):
+        next(transport.fetch(trio.where, blocks, time.monotonic() - 1))
+    assert list(transport.fetch(trio.where, blocks, time.monotonic() + 10)) == []
+
+
+def test_warnings_that_strangers_cause_are_rare(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = RareWarnings("galley.transfers")
+    for number in range(5):
+        warnings.add(f"stranger {number}")
+    assert [record.message for record in caplog.records] == ["stranger 0"]
+    warnings._next = time.monotonic()
+    warnings.add("stranger 5")
+    assert caplog.records[-1].message == "stranger 5 (4 more warnings since the last one)"
+
+
+def test_a_refusal_brings_no_lines_into_the_log() -> None:
+    assert Proof(refusal="no\n2026 ERROR \x1b[31mroot logged in").reason == (
+        "no2026 ERROR [31mroot logged in"
+    )
 
 
 def test_equal_requests_fetch_a_prefix_once(trio: Trio, token: Path) -> None:

@@ -126,7 +126,7 @@ async def greet(
         _write(writer, Proof(keys.caller_proof))
         answer = await _read(reader, Proof)
     if answer.refusal:
-        raise SettingsError(f"the replica refuses the connection: {answer.refusal}")
+        raise SettingsError(f"the replica refuses the connection: {answer.reason}")
     if not hmac.compare_digest(answer.proof, keys.replica_proof):
         raise SettingsError("the replica does not have the token of cluster_token_file")
     return Channel(reader, writer, sends=keys.from_caller, receives=keys.from_replica)

@@ -1,11 +1,11 @@
 """Sends blocks to peers: a thread that accepts connections, and one for each of them."""
 
-import logging
 import socket
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,14 +22,13 @@ from galley.engine.block_transport import (
     Fetch,
 )
 from galley.engine.prefix_files import PrefixFiles
+from galley.engine.rare_warnings import RareWarnings
 from galley.engine.shared_blocks import SHARED_BYTES, SharedBlocks, host_identity
 from galley.errors import GalleyError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
-from galley.links.sockets import SealedSocket, accepted
+from galley.links.sockets import SealedSocket, accepted, hang_up
 from galley.ops.executor import BlockAccess, Bytes
-
-log: Final = logging.getLogger("galley.transfers")
 
 MOST_CONNECTIONS: Final = 32
 """Maximum number of peers that are served at the same time."""
@@ -66,9 +65,12 @@ class BlockServer:
         self._blocks = blocks
         self._offers = offers
         self._files = files
+        self._warnings = RareWarnings("galley.transfers")
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, Callable[[], None]] = {}
+        """Connection -> hangs up on the peer."""
         self._listener: socket.socket | None = None
+        self._closed = False
         self.sent_blocks = self.sent_bytes = self.failures = 0
 
     def listen(self, host: str, port: int) -> int:
@@ -86,29 +88,33 @@ class BlockServer:
 
     def close(self) -> None:
         """Accept no more peers, and hang up on those that there are."""
-        if self._listener is not None:
-            self._listener.close()
         with self._lock:
-            for one in self._open:
-                with suppress(OSError):  # it has hung up
-                    one.shutdown(socket.SHUT_RDWR)
+            self._closed = True
+            for hang_up_on_peer in self._open.values():
+                hang_up_on_peer()
+        if self._listener is not None:
+            hang_up(self._listener)  # wakes the thread that accepts, which closing does not
+            self._listener.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
                 raw, _ = listener.accept()
             except OSError:
-                if listener.fileno() < 0:
+                if self._closed:
                     return
                 time.sleep(0.05)  # such as out of descriptors, which passes
                 continue
             with self._lock:
+                if self._closed:
+                    raw.close()
+                    return
                 full = len(self._open) >= MOST_CONNECTIONS
                 if not full:
-                    self._open.add(raw)
+                    self._open[raw] = partial(hang_up, raw)
             if full:
-                log.warning("more than %d peers fetch blocks at a time", MOST_CONNECTIONS)
                 raw.close()
+                self._warnings.add(f"more than {MOST_CONNECTIONS} peers fetch blocks at a time")
                 continue
             threading.Thread(
                 target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
@@ -119,15 +125,19 @@ class BlockServer:
         try:
             peer = str(raw.getpeername()[0])
             with accepted(raw, self._access) as link:
+                with self._lock:
+                    if self._closed:
+                        return
+                    self._open[raw] = link.hang_up  # with TLS, raw is no longer connected
                 link.deadline = time.monotonic() + SEND_SECONDS
                 self._answer(link)
         except (OSError, GalleyError, msgspec.DecodeError, msgspec.ValidationError) as error:
             with self._lock:
                 self.failures += 1
-            log.warning("%s: blocks were not sent: %s", peer, error or type(error).__name__)
+            self._warnings.add(f"{peer}: blocks were not sent: {error or type(error).__name__}")
         finally:
             with self._lock:
-                self._open.discard(raw)
+                del self._open[raw]
             raw.close()
             self._offers.wake()  # the counts are reported with the engine's
 

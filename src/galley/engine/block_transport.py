@@ -149,6 +149,12 @@ class SocketTransport:
         with self._lock:
             if self._avoided.get(address, 0.0) > time.monotonic():
                 raise ConnectionRefusedError("could not be reached a moment ago")
+        if (
+            deadline <= time.monotonic()
+        ):  # all threads were busy, which says nothing about this peer
+            raise TransferFailed(
+                f"{peer.host}:{peer.port} was not tried: other transfers took too long"
+            )
         try:
             link = connect(*address, self._access, deadline, within=_CONNECT_SECONDS)
         except (OSError, ValueError):

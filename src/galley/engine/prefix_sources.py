@@ -4,7 +4,6 @@ A source is asked on the engine's thread, and read on threads of its own.
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -17,6 +16,7 @@ from galley.engine.block_form import Block
 from galley.engine.block_transport import BlockTransport, TransferFailed
 from galley.engine.kv import block_key
 from galley.engine.prefix_files import PrefixFiles
+from galley.engine.rare_warnings import RareWarnings
 from galley.engine.sequence import Sequence as EngineSequence
 from galley.ops.executor import Bytes
 from galley.types import BLOCK_TOKENS
@@ -27,9 +27,6 @@ _READERS: Final = 2
 
 _FETCHERS: Final = 8
 """Threads that fetch from peers, so that a slow one does not delay others."""
-
-_WARN_SECONDS: Final = 10.0
-"""Seconds from one warning about failed transfers to the next."""
 
 log: Final = logging.getLogger("galley.transfers")
 
@@ -137,7 +134,7 @@ class PeerSource:
         self._transport = transport
         self._limit = seconds
         self._lock = threading.Lock()
-        self._warned = -math.inf
+        self._warnings = RareWarnings("galley.transfers")
 
     def look(self, sequence: EngineSequence, hashes: Sequence[bytes], first: int) -> Reading | None:
         """See :class:`BlockSource`."""
@@ -163,20 +160,12 @@ class PeerSource:
             failed = True
             if not isinstance(error, TransferFailed):
                 log.exception("a transfer failed unexpectedly")
-            self._warn(error)
+            self._warnings.add(f"{error}; what did not arrive is computed")
         finally:
             with self._lock:
                 self.fetches += 1
                 self.failures += failed
                 self.seconds += time.monotonic() - began
-
-    def _warn(self, error: Exception) -> None:
-        now = time.monotonic()
-        with self._lock:
-            warns = self._warned + _WARN_SECONDS <= now
-            self._warned = now if warns else self._warned
-        if warns:
-            log.warning("%s; what did not arrive is computed", error)
 
 
 class _AtPeer:

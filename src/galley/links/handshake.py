@@ -52,6 +52,11 @@ class Proof(msgspec.Struct, frozen=True):
     proof: bytes = b""
     refusal: str = ""
 
+    @property
+    def reason(self) -> str:
+        """The refusal for logs and errors: whoever sent it has not proved that it has the token."""
+        return "".join(c for c in self.refusal if c.isprintable())
+
 
 class Keys:
     """The proofs and the keys of one connection, from the token and both random numbers."""
@@ -68,9 +73,9 @@ class Keys:
     def refusal(self, caller: Hello, proof: Proof) -> str:
         """Return why the side that accepts refuses the caller; empty: it does not."""
         if not hmac.compare_digest(proof.proof, self.caller_proof):
-            return "the token of cluster_token_file is another one"
+            return "the token of cluster_token_file is another one; all machines need the same file"
         if caller.version != __version__:
-            return f"it runs Galley {__version__}, the server {caller.version}"
+            return f"it runs Galley {__version__}, the caller {caller.version}; all machines need the same"
         return ""
 
 

@@ -57,10 +57,13 @@ class SealedSocket:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Another thread that waits for the other side then gets an error."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        """Close the connection."""
+        self.hang_up()
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """End the connection from any thread: the one that uses it then gets an OSError."""
+        hang_up(self._socket)
 
     def greet(self, token: bytes) -> None:
         """Shake hands as the side that has connected.
@@ -76,7 +79,7 @@ class SealedSocket:
         self._write(Proof(keys.caller_proof))
         answer = self._read(Proof)
         if answer.refusal:
-            raise SettingsError(f"the peer refuses the connection: {answer.refusal}")
+            raise SettingsError(f"the peer refuses the connection: {answer.reason}")
         if not hmac.compare_digest(answer.proof, keys.replica_proof):
             raise SettingsError("the peer does not have the token of cluster_token_file")
         self._sends, self._receives = keys.from_caller, keys.from_replica
@@ -162,6 +165,13 @@ class SealedSocket:
             return msgspec.msgpack.decode(self._exactly(length), type=kind)
         except msgspec.DecodeError as error:
             raise BadFrame("the peer is no Galley") from error
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End a connection, or the wait for one, of a socket that another thread uses and then closes."""
+    with suppress(OSError):
+        # SSLSocket's own method also drops the TLS state, which the other thread may be using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def connect(
