@@ -6,19 +6,23 @@ The request goes to the prefill server first, as one of one token, and is then a
 
 import asyncio
 import logging
+import math
 import re
+import threading
+import time
 import urllib.request
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from galley.errors import RequestError
+from galley.errors import GalleyError, RequestError
 from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.served import ServedModel
 from galley.json_http import exchange
 from galley.protocols.openai.generation import GenerationRequest
-from galley.protocols.openai.transfers import KVTransferParams, is_peer
+from galley.protocols.openai.transfers import KVTransferParams, Networks, is_peer, peer_of
 
 log: Final = logging.getLogger("galley.transfers")
 
@@ -31,14 +35,21 @@ _MOST_ANSWER_BYTES: Final = 16 << 20
 _LEFT_OUT: Final = ("stream", "stream_options", "n", "min_tokens", "max_completion_tokens")
 """Fields that the request to the prefill server does not have."""
 
-_PLACES: Final = asyncio.Semaphore(64)
-"""Requests that wait for prefill servers at the same time; others do not wait for a place."""
+_PLACES: Final = threading.BoundedSemaphore(64)
+"""Threads that wait for prefill servers; other requests do not wait for a place.
+
+A thread keeps its place until the server answers or hangs up, also when its request has ended.
+"""
 
 Generating = TypeVar("Generating", bound=GenerationRequest)
 
 
 async def prefilled(
-    headers: Mapping[str, str], parsed: Generating, served: ServedModel, path: str
+    headers: Mapping[str, str],
+    parsed: Generating,
+    served: ServedModel,
+    path: str,
+    deadline: float = math.inf,
 ) -> Generating:
     """Have the prefill server that a header names compute the prompt.
 
@@ -49,6 +60,7 @@ async def prefilled(
         parsed: its body.
         served: the model.
         path: the route.
+        deadline: that of the request, on the monotonic clock.
 
     Returns:
         The body, with the ``kv_transfer_params`` of the prefill server's answer if there are any.
@@ -66,17 +78,31 @@ async def prefilled(
             f"The header {HEADER} is {where[:100]!r}; expected IP:PORT of a server in kv_peer",
             param=HEADER,
         )
-    if _PLACES.locked():
+    seconds = min(settings.prefill_seconds, deadline - time.monotonic())
+    if seconds <= 0:
+        return parsed  # refused as late where its other limits are checked
+    url = f"http://{where}{path}"
+    try:
+        async with asyncio.timeout(seconds):
+            found = await _ask(url, headers, parsed, seconds)
+        if found is not None:
+            _check(found, settings.kv_networks)
+    # OSError: HTTP errors as well; ValueError: what does not decode; GalleyError: what would be refused.
+    except (OSError, ValueError, GalleyError) as error:
+        log.warning("%s did not compute a prompt: %s", url, error or type(error).__name__)
         return parsed
-    async with _PLACES:
-        found = await _ask(f"http://{where}{path}", headers, parsed, settings.prefill_seconds)
     return parsed if found is None else msgspec.structs.replace(parsed, kv_transfer_params=found)
 
 
 async def _ask(
     url: str, given: Mapping[str, str], parsed: GenerationRequest, seconds: float
 ) -> KVTransferParams | None:
-    """Return what the prefill server's answer says; None: nothing, or there is none."""
+    """Return what the prefill server's answer says; None: nothing.
+
+    Raises:
+        OSError: there is no answer, or one of an error.
+        ValueError: the answer, or a header, is not valid.
+    """
     fields: dict[str, Any] = {
         name: value
         for name, value in msgspec.to_builtins(parsed).items()
@@ -90,17 +116,24 @@ async def _ask(
         msgspec.json.encode({**fields, **wish}),
         {"content-type": "application/json", **headers},
     )
+    body = await in_daemon_thread(partial(_exchange, asked, seconds))
+    return msgspec.json.decode(body, type=_Answer).kv_transfer_params
+
+
+def _exchange(request: urllib.request.Request, seconds: float) -> bytes:
+    if not _PLACES.acquire(blocking=False):
+        raise OSError("too many requests wait for prefill servers")
     try:
-        body = await in_daemon_thread(
-            lambda: exchange(asked, timeout=seconds, most=_MOST_ANSWER_BYTES)
-        )
-        return msgspec.json.decode(body, type=_Answer).kv_transfer_params
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # OSError: HTTP errors as well; ValueError: what does not decode
-        log.warning("%s did not compute a prompt: %s", url, error)
-        return None
+        return exchange(request, timeout=seconds, most=_MOST_ANSWER_BYTES)
+    finally:
+        _PLACES.release()
+
+
+def _check(found: KVTransferParams, networks: Networks) -> None:
+    """Raise RequestError if a client that sent these parameters would be refused: it did not send them."""
+    if not found.do_remote_prefill or found.do_remote_decode:
+        raise RequestError("its answer does not have do_remote_prefill alone")
+    peer_of(found, networks)
 
 
 class _Answer(msgspec.Struct):

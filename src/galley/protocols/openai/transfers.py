@@ -6,7 +6,7 @@ the prompt are. A decode server gets these parameters, with ``do_remote_prefill`
 
 import ipaddress
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,8 @@ from galley.errors import RequestError
 from galley.gateway.call import Call
 from galley.types import BLOCK_TOKENS
 from galley.types.transfers import KVPeer
+
+Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 PARAM: Final = "kv_transfer_params"
 
@@ -87,7 +89,7 @@ def take_transfer(
     if params.do_remote_prefill:
         if here.role == "prefill":
             raise _refusal("do_remote_prefill is true, but the role of this server is prefill")
-        caller.kv_from = _peer(params, call)
+        caller.kv_from = peer_of(params, call.served.settings.kv_networks)
         return
     if not here.port:
         raise _refusal("do_remote_decode is true, but the role of this server is decode")
@@ -98,22 +100,30 @@ def take_transfer(
     caller.offered = True
 
 
-def _peer(params: KVTransferParams, call: Call) -> KVPeer:
-    """Return where the blocks are."""
+def peer_of(params: KVTransferParams, networks: Networks) -> KVPeer:
+    """Return where the blocks are.
+
+    Args:
+        params: those of a request with ``do_remote_prefill``.
+        networks: those in which the peer has to be.
+
+    Raises:
+        RequestError: parameters are missing, or the peer is elsewhere.
+    """
     host, port, blocks = params.remote_host, params.remote_port, params.remote_block_ids
     if host is None or port is None or blocks is None:
         names = ("remote_host", "remote_port", "remote_block_ids")
         missing = [name for name in names if getattr(params, name) is None]
         raise _refusal(f"do_remote_prefill needs {', '.join(missing)}")
-    if not is_peer(host, call.served.settings.kv_networks):
+    if not is_peer(host, networks):
         raise _refusal(
-            f"remote_host {host!r} is not in kv_peer, the networks from which this server fetches keys "
-            "and values"
+            f"remote_host {host!r} is not an IP address in kv_peer, the networks from which this server "
+            "fetches keys and values (--kv-peer)"
         )
     return KVPeer(host, port, len(blocks) * BLOCK_TOKENS)
 
 
-def is_peer(host: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+def is_peer(host: str, networks: Networks) -> bool:
     """Return whether a host is an address in one of the networks."""
     try:
         address = ipaddress.ip_address(host)

@@ -20,7 +20,7 @@ def routes(models: Registry) -> list[Operation]:
         parsed, caller, served = await admit(
             models, request, ChatRequest, "generate", prompt=lambda parsed: parsed.messages
         )
-        prompt = prefilled(request.headers, parsed, served, ENDPOINT)
+        prompt = prefilled(request.headers, parsed, served, ENDPOINT, caller.deadline)
         parsed = await while_connected(request.receive, prompt)
         start = ChatAnswer.start(served, parsed, caller)
         answer = await while_connected(request.receive, start)

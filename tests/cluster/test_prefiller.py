@@ -1,0 +1,136 @@
+"""``x-prefiller-host-port`` with prefill servers that answer wrongly, slowly or not at all."""
+
+import asyncio
+import http.server
+import math
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from galley.protocols.openai import prefiller
+from galley.protocols.openai.completions.schemas import CompletionRequest
+from galley.protocols.openai.prefiller import HEADER, prefilled
+from galley.settings.config import Settings
+from tests.server.serving import until
+
+WHERE = {
+    "do_remote_prefill": True,
+    "remote_host": "127.0.0.1",
+    "remote_port": 8600,
+    "remote_block_ids": [0, 1],
+}
+
+
+class PrefillServer:
+    """Answers each request with the same bytes, once it may."""
+
+    def __init__(self) -> None:
+        self.body, self.may_answer = b"", threading.Event()
+        self.may_answer.set()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                outer.may_answer.wait(10)
+                self.wfile.write(outer.body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.http.server_port}"
+
+    def answers(self, params: object) -> None:
+        self.body = b"HTTP/1.0 200 OK\r\n\r\n" + msgspec.json.encode({"kv_transfer_params": params})
+
+
+@pytest.fixture
+def server() -> Iterator[PrefillServer]:
+    made = PrefillServer()
+    thread = threading.Thread(target=made.http.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.may_answer.set()
+    made.http.shutdown()
+    thread.join()
+    made.http.server_close()
+
+
+def ask(server: PrefillServer, deadline: float = math.inf) -> CompletionRequest:
+    settings = Settings(model="tiny", role="decode", gateway_headers=True)
+    served: Any = SimpleNamespace(settings=settings)
+    parsed = CompletionRequest(model="tiny", prompt="x")
+    return asyncio.run(
+        prefilled({HEADER: server.address}, parsed, served, "/v1/completions", deadline)
+    )
+
+
+def test_a_right_answer_becomes_part_of_the_request(server: PrefillServer) -> None:
+    server.answers(WHERE)
+    params = ask(server).kv_transfer_params
+    assert params is not None
+    assert (params.remote_host, params.remote_port) == ("127.0.0.1", 8600)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**WHERE, "remote_host": "192.0.2.7"},
+        {**WHERE, "remote_host": "localhost"},
+        {**WHERE, "remote_port": None},
+        {**WHERE, "remote_port": "8600"},
+        {**WHERE, "do_remote_decode": True},
+        {"do_remote_decode": True},
+        [],
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_no_error_of_the_client(
+    params: object, server: PrefillServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers(params)
+    assert ask(server).kv_transfer_params is None
+    assert "did not compute a prompt" in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.0 302 F\r\nLocation: /\r\n\r\n"])
+def test_servers_that_are_no_prefill_servers_are_ignored(
+    body: bytes, server: PrefillServer
+) -> None:
+    server.body = body
+    assert ask(server).kv_transfer_params is None
+
+
+def test_a_request_with_a_deadline_does_not_wait_longer(server: PrefillServer) -> None:
+    server.answers(WHERE)
+    server.may_answer.clear()
+    assert ask(server, time.monotonic() + 0.1).kv_transfer_params is None
+    server.may_answer.set()
+    assert ask(server, time.monotonic()).kv_transfer_params is None
+
+
+def test_a_thread_keeps_its_place_after_its_request_has_ended(
+    server: PrefillServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefiller, "_PLACES", threading.BoundedSemaphore(1))
+    server.answers(WHERE)
+    server.may_answer.clear()
+    assert ask(server, time.monotonic() + 0.1).kv_transfer_params is None
+    assert not prefiller._PLACES.acquire(blocking=False)
+    server.may_answer.set()
+    until(lambda: ask(server).kv_transfer_params is not None)
+
+
+def test_without_a_place_a_prompt_is_computed_here(
+    server: PrefillServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers(WHERE)
+    places = threading.BoundedSemaphore(1)
+    monkeypatch.setattr(prefiller, "_PLACES", places)
+    with places:
+        assert ask(server).kv_transfer_params is None
+    assert ask(server).kv_transfer_params is not None
