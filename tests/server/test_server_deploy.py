@@ -20,9 +20,11 @@ from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
 from galley.protocols.http.openapi import document
+from galley.protocols.openai.transfers import is_peer
 from galley.server.app import create_app
 from galley.settings.config import Settings
 from galley.settings.fields import setting_types
+from galley.settings.sources import from_environ
 from galley.speech.audio import Recording
 from tests.observe.prometheus import DEPLOY, RULES, Prometheus, needed, promtool
 from tests.server.serving import Server, until
@@ -186,6 +188,11 @@ def test_arguments_of_kserves_presets_are_those_of_galley_serve(
         assert found["port"] == container["ports"][0]["containerPort"]
         variables = {one["name"]: one.get("value") for one in container["env"]}
         assert variables.get("GALLEY_ROLE", "off") == role
+        given = {name: text for name, text in variables.items() if name == "GALLEY_KV_PEER"}
+        peers = Settings(**from_environ(Settings, given)).kv_networks
+        # A decode pod fetches from prefill pods, and from no public address.
+        assert is_peer("10.244.1.7", peers) == (role == "decode")
+        assert not is_peer("8.8.8.8", peers)
 
 
 def rendered(text: str, tls: bool, tensor: int | None) -> str:
