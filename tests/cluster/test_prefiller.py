@@ -6,12 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from galley.cluster.prefill import RemotePrefill
+from galley.errors import SettingsError
 from galley.protocols.openai import prefiller
 from galley.protocols.openai.completions.schemas import CompletionRequest
 from galley.protocols.openai.prefiller import HEADER, prefilled
@@ -134,3 +137,13 @@ def test_without_a_place_a_prompt_is_computed_here(
     with places:
         assert ask(server).kv_transfer_params is None
     assert ask(server).kv_transfer_params is not None
+
+
+def test_a_wrong_address_is_named_by_its_setting(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret that all machines have")
+    settings = Settings(
+        model="tiny", role="decode", prefill_replica=("here",), cluster_token_file=str(token)
+    )
+    with pytest.raises(SettingsError, match="^prefill_replica: 'here' is not HOST:PORT"):
+        RemotePrefill(settings, "tiny", max_queue=1)

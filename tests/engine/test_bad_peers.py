@@ -202,11 +202,13 @@ def test_a_peer_in_a_long_step_is_late_and_holds_nothing_afterwards(
         late.close()
 
 
-def test_nothing_listens_for_peers_after_the_engine_has_closed(trio: Trio, token: Path) -> None:
+def test_nothing_listens_for_peers_after_the_engine_has_closed(
+    trio: Trio, token: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = engine_of(trio.folder)
-    engine.exchange_blocks(
-        TransferPlan(role="prefill", cluster_token_file=str(token)), lambda: None
-    )
+    everywhere = TransferPlan(role="prefill", host="0.0.0.0", cluster_token_file=str(token))
+    engine.exchange_blocks(everywhere, lambda: None)
+    assert "reachable from other machines without encryption" in caplog.text
     assert engine.info.transfers is not None
     port = engine.info.transfers.port
     listening = {one for one in threading.enumerate() if one.name == "galley-block-server"}

@@ -49,7 +49,7 @@ class RemotePrefill:
             max_queue=max_queue,
             replicas=0,
             remotes=[
-                remote_source(address, access, settings.running_limit)
+                remote_source(address, access, settings.running_limit, setting="prefill_replica")
                 for address in settings.prefill_replica
             ],
             router=PrefixRouter(),

@@ -52,18 +52,21 @@ class RemoteLink:
         return 0
 
 
-def remote_source(address: str, access: Access, seats: int) -> ReplicaSource:
+def remote_source(
+    address: str, access: Access, seats: int, *, setting: str = "replica"
+) -> ReplicaSource:
     """Return the source of the replica at ``HOST:PORT``.
 
     Args:
         address: the address; also the replica's name.
         access: the token and the certificates.
         seats: sequences that it runs at the same time, before it has reported more.
+        setting: the setting that names it.
 
     Raises:
         SettingsError: the address has another form.
     """
-    host, port = parsed_address(address)
+    host, port = parsed_address(address, setting)
 
     async def connect() -> RemoteLink:
         async with asyncio.timeout(_CONNECT_SECONDS):
@@ -79,11 +82,11 @@ def remote_source(address: str, access: Access, seats: int) -> ReplicaSource:
     return ReplicaSource(name=address, connect=connect, seats=seats, remote=True)
 
 
-def parsed_address(address: str) -> tuple[str, int]:
+def parsed_address(address: str, setting: str = "replica") -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``. Raises SettingsError if it has another form."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) < 65536:
-        raise SettingsError(f"replica: {address!r} is not HOST:PORT, such as 10.0.0.7:8500")
+        raise SettingsError(f"{setting}: {address!r} is not HOST:PORT, such as 10.0.0.7:8500")
     return match[1].strip("[]"), int(match[2])
 
 

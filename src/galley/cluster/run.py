@@ -41,6 +41,14 @@ def run_replica(settings: Settings) -> int:
             "cluster_key, or keep the network private",
             settings.host,
         )
+    plan = settings.transfer_plan
+    if settings.host not in LOOPBACK_HOSTS and plan and plan.offers and plan.is_local:
+        log.warning(
+            "role is %s, but kv_transfer is %s: only engines on this machine can fetch blocks; set "
+            "kv_transfer to an address by which other machines reach this one",
+            settings.role,
+            settings.kv_transfer,
+        )
     return asyncio.run(_run(settings, access))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ from galley.links.access import read_access
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
+
+log: Final = logging.getLogger("galley.transfers")
 
 TIER_BYTES: Final = QUEUE_BYTES
 """Bytes of memory that the tier takes."""
@@ -160,6 +163,12 @@ class TierBuilder:
             raise SettingsError(
                 f"kv_transfer: {plan.host}:{plan.port} cannot be used: {error.strerror or error}"
             ) from error
+        if access.as_replica is None and not plan.is_local:
+            log.warning(
+                "kv_transfer %s is reachable from other machines without encryption: set cluster_ca, "
+                "cluster_cert and cluster_key, or keep the network private",
+                plan.host,
+            )
         tier.offer(offers, server)
         return tier, port
 

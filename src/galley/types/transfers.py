@@ -48,6 +48,11 @@ class TransferPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.role in ("prefill", "both")
 
     @property
+    def is_local(self) -> bool:
+        """Whether only engines on this machine reach its address."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
     def fetches(self) -> bool:
         """Whether the engine fetches blocks of others."""
         return self.role in ("decode", "both")
