@@ -145,5 +145,5 @@ def test_a_wrong_address_is_named_by_its_setting(tmp_path: Path) -> None:
     settings = Settings(
         model="tiny", role="decode", prefill_replica=("here",), cluster_token_file=str(token)
     )
-    with pytest.raises(SettingsError, match="^prefill_replica: 'here' is not HOST:PORT"):
+    with pytest.raises(SettingsError, match=r"^prefill_replica: 'here' is not HOST:PORT"):
         RemotePrefill(settings, "tiny", max_queue=1)

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from galley import SamplingParams
 from galley.engine.block_form import Block, BlockForm
+from galley.engine.block_server import BlockServer
 from galley.engine.block_transport import Fetch, SocketTransport, TransferFailed
 from galley.engine.engine import Engine
+from galley.engine.prefix_files import PrefixFiles
 from galley.engine.rare_warnings import RareWarnings
 from galley.errors import SettingsError
 from galley.links.access import Access
@@ -230,6 +233,21 @@ def test_a_peer_that_was_not_tried_in_time_is_not_avoided(trio: Trio) -> None:
     with pytest.raises(TransferFailed, match="was not tried"):
         next(transport.fetch(trio.where, blocks, time.monotonic() - 1))
     assert list(transport.fetch(trio.where, blocks, time.monotonic() + 10)) == []
+
+
+def test_a_peer_cannot_have_files_of_others_removed(trio: Trio, tmp_path: Path) -> None:
+    server = trio.engine._tier._server  # type: ignore[union-attr]
+    assert server is not None
+    form = server._form
+    files = PrefixFiles(tmp_path / "blocks", form, most_bytes=1 << 24)
+    stored = Block(bytes(16), 0, b"root of a tenant")
+    data = np.ones(form.block_bytes[0], np.uint8)
+    files.write(stored, data)
+    sender = BlockServer(server._access, form, server._blocks, server._offers, files)
+    assert sender._on_disk(stored._replace(root=b"root of another")) is None
+    found = sender._on_disk(stored)
+    assert found is not None
+    assert np.array_equal(found, data)
 
 
 def test_warnings_that_strangers_cause_are_rare(caplog: pytest.LogCaptureFixture) -> None:

@@ -217,4 +217,5 @@ class BlockServer:
                 return
 
     def _on_disk(self, block: Block) -> Bytes | None:
-        return None if self._files is None else self._files.read(block)
+        # Not removed if it is another block's: the peer has chosen key and root, which may not match.
+        return None if self._files is None else self._files.read(block, removes=False)

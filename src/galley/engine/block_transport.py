@@ -62,7 +62,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     model: Annotated[str, msgspec.Meta(max_length=128)]
     root: Annotated[bytes, msgspec.Meta(max_length=64)]
     keys: Annotated[
-        list[Annotated[bytes, msgspec.Meta(max_length=17)]], msgspec.Meta(max_length=MOST_BLOCKS)
+        list[Annotated[bytes, msgspec.Meta(min_length=16, max_length=17)]],
+        msgspec.Meta(max_length=MOST_BLOCKS),
     ]
     groups: Annotated[
         list[Annotated[int, msgspec.Meta(ge=0, le=255)]], msgspec.Meta(max_length=MOST_BLOCKS)

@@ -84,10 +84,12 @@ class PrefixFiles:
         """Return whether there is a file of that name, whatever is in it."""
         return os.access(self.path(key), os.F_OK)
 
-    def read(self, block: Block) -> Bytes | None:
+    def read(self, block: Block, *, removes: bool = True) -> Bytes | None:
         """Return a block's keys and values, or None if there is no intact file of exactly this block.
 
-        A file that is not what its name says is removed.
+        Args:
+            block: the block.
+            removes: whether a file that is another block's, or damaged, is removed.
 
         Raises:
             OSError: an existing file cannot be read.
@@ -105,7 +107,7 @@ class PrefixFiles:
         else:
             with open(file, "rb") as opened:
                 found = self._intact(opened, block)
-        if found is None:
+        if found is None and removes:
             self.damaged += 1
             log.warning("%s is not an intact block of this model; it is removed", path)
             path.unlink(missing_ok=True)
