@@ -18,6 +18,7 @@ from galley.errors import SettingsError
 from galley.protocols.openai import prefiller
 from galley.protocols.openai.completions.schemas import CompletionRequest
 from galley.protocols.openai.prefiller import HEADER, prefilled
+from galley.rare_warnings import RareWarnings
 from galley.settings.config import Settings
 from tests.server.serving import until
 
@@ -50,6 +51,12 @@ class PrefillServer:
 
     def answers(self, params: object) -> None:
         self.body = b"HTTP/1.0 200 OK\r\n\r\n" + msgspec.json.encode({"kv_transfer_params": params})
+
+
+@pytest.fixture(autouse=True)
+def first_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each test log its first warning."""
+    monkeypatch.setattr(prefiller, "_warnings", RareWarnings("galley.transfers"))
 
 
 @pytest.fixture

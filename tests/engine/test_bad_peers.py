@@ -22,12 +22,12 @@ from galley.engine.block_server import BlockServer
 from galley.engine.block_transport import Fetch, SocketTransport, TransferFailed
 from galley.engine.engine import Engine
 from galley.engine.prefix_files import PrefixFiles
-from galley.engine.rare_warnings import RareWarnings
 from galley.errors import SettingsError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame, Proof, seal
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
+from galley.rare_warnings import RareWarnings
 from galley.service.requests import expand
 from galley.types.transfers import KVPeer, TransferPlan
 from tests.conftest import CheckpointMaker

@@ -8,7 +8,6 @@ A prompt is computed there if it is long, and not cached where it would be conti
 the replica that continues computes what it has not got.
 """
 
-import logging
 import time
 from collections.abc import Sequence, Set
 from typing import Final
@@ -19,12 +18,11 @@ from galley.cluster.remote import remote_source
 from galley.cluster.router import PrefixRouter, cached_tokens
 from galley.errors import EngineNotReady, GalleyError
 from galley.links.access import read_access
+from galley.rare_warnings import RareWarnings
 from galley.service.client import EngineClient
 from galley.settings.cluster import ClusterSettings
 from galley.types import EngineRequest, Generate, SamplingParams
 from galley.types.transfers import KVPeer
-
-log: Final = logging.getLogger("galley.transfers")
 
 _ONE_TOKEN: Final = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
@@ -54,6 +52,7 @@ class RemotePrefill:
             ],
             router=PrefixRouter(),
         )
+        self._warnings = RareWarnings("galley.transfers")
         self._least = settings.prefill_tokens
         self._seconds = settings.prefill_seconds
 
@@ -93,7 +92,7 @@ class RemotePrefill:
             try:
                 async for output in stream:
                     if output.error is not None:
-                        log.warning("a prompt was not computed elsewhere: %s", output.error)
+                        self._warnings.add(f"a prompt was not computed elsewhere: {output.error}")
                     if output.finish_reason is not None:
                         return output.kv_peer
             finally:
@@ -101,5 +100,5 @@ class RemotePrefill:
         except EngineNotReady:
             pass  # its replicas are restarting
         except GalleyError as error:
-            log.warning("a prompt was not computed elsewhere: %s", error)
+            self._warnings.add(f"a prompt was not computed elsewhere: {error}")
         return None

@@ -22,13 +22,13 @@ from galley.engine.block_transport import (
     Fetch,
 )
 from galley.engine.prefix_files import PrefixFiles
-from galley.engine.rare_warnings import RareWarnings
 from galley.engine.shared_blocks import SHARED_BYTES, SharedBlocks, host_identity
 from galley.errors import GalleyError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
 from galley.links.sockets import SealedSocket, accepted, hang_up
 from galley.ops.executor import BlockAccess, Bytes
+from galley.rare_warnings import RareWarnings
 
 MOST_CONNECTIONS: Final = 32
 """Maximum number of peers that are served at the same time."""

@@ -16,9 +16,9 @@ from galley.engine.block_form import Block
 from galley.engine.block_transport import BlockTransport, TransferFailed
 from galley.engine.kv import block_key
 from galley.engine.prefix_files import PrefixFiles
-from galley.engine.rare_warnings import RareWarnings
 from galley.engine.sequence import Sequence as EngineSequence
 from galley.ops.executor import Bytes
+from galley.rare_warnings import RareWarnings
 from galley.types import BLOCK_TOKENS
 from galley.types.transfers import KVPeer
 

@@ -5,7 +5,6 @@ The request goes to the prefill server first, as one of one token, and is then a
 """
 
 import asyncio
-import logging
 import math
 import re
 import threading
@@ -23,8 +22,9 @@ from galley.gateway.served import ServedModel
 from galley.json_http import exchange
 from galley.protocols.openai.generation import GenerationRequest
 from galley.protocols.openai.transfers import KVTransferParams, Networks, is_peer, peer_of
+from galley.rare_warnings import RareWarnings
 
-log: Final = logging.getLogger("galley.transfers")
+_warnings: Final = RareWarnings("galley.transfers")
 
 HEADER: Final = "x-prefiller-host-port"
 
@@ -89,7 +89,7 @@ async def prefilled(
             _check(found, settings.kv_networks)
     # OSError: HTTP errors as well; ValueError: what does not decode; GalleyError: what would be refused.
     except (OSError, ValueError, GalleyError) as error:
-        log.warning("%s did not compute a prompt: %s", url, error or type(error).__name__)
+        _warnings.add(f"{url} did not compute a prompt: {error or type(error).__name__}")
         return parsed
     return parsed if found is None else msgspec.structs.replace(parsed, kv_transfer_params=found)
 
