@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from galley.cluster.prefill import RemotePrefill
+from galley.cluster.share import fleet_of
 from galley.errors import SettingsError
 from galley.protocols.openai import prefiller
 from galley.protocols.openai.completions.schemas import CompletionRequest
@@ -144,6 +145,11 @@ def test_without_a_place_a_prompt_is_computed_here(
     with places:
         assert ask(server).kv_transfer_params is None
     assert ask(server).kv_transfer_params is not None
+
+
+def test_a_role_without_a_token_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(SettingsError, match="cluster_token_file"):
+        fleet_of(Settings(model="tiny", role="prefill"))
 
 
 def test_a_wrong_address_is_named_by_its_setting(tmp_path: Path) -> None:

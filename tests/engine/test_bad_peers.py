@@ -235,6 +235,21 @@ def test_a_peer_that_was_not_tried_in_time_is_not_avoided(trio: Trio) -> None:
     assert list(transport.fetch(trio.where, blocks, time.monotonic() + 10)) == []
 
 
+def test_peers_are_served_again_once_threads_can_be_started(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(**_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    access = Access(SECRET, None, None)
+    where = (trio.where.host, trio.where.port)
+    with monkeypatch.context() as patch:
+        patch.setattr("galley.engine.block_server.threading.Thread", no_thread)
+        with pytest.raises(ConnectionError):
+            connect(*where, access, time.monotonic() + 10, within=5.0)
+    connect(*where, access, time.monotonic() + 10, within=5.0).close()
+
+
 def test_a_peer_cannot_have_files_of_others_removed(trio: Trio, tmp_path: Path) -> None:
     server = trio.engine._tier._server  # type: ignore[union-attr]
     assert server is not None

@@ -28,8 +28,9 @@ def fleet_of(settings: ClusterSettings, model: str = "") -> dict[str, Any]:
     if settings.replica_file:
         return _followed(settings, model)
     remotes = []
-    if settings.replica:
-        access, seats = read_access(settings), settings.running_limit
+    if settings.replica or settings.role != "off":
+        access = read_access(settings)  # with a role, before the engine has loaded the model
+        seats = settings.running_limit
         remotes = [remote_source(address, access, seats) for address in settings.replica]
     several = settings.replicas + len(remotes) > 1
     router = PrefixRouter() if several else None

@@ -116,9 +116,15 @@ class BlockServer:
                 raw.close()
                 self._warnings.add(f"more than {MOST_CONNECTIONS} peers fetch blocks at a time")
                 continue
-            threading.Thread(
-                target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
+                ).start()
+            except RuntimeError as error:  # too many threads or processes, which passes
+                with self._lock:
+                    del self._open[raw]
+                raw.close()
+                self._warnings.add(f"blocks were not sent: {error}")
 
     def _serve(self, raw: socket.socket) -> None:
         peer = "a peer"
