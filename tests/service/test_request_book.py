@@ -72,6 +72,8 @@ def test_a_request_reaches_its_engine_whatever_became_of_its_prompt(
                 await asyncio.sleep(0)
         [sent] = engine.received
         assert sent.kv_from == peer
+        [unfinished] = engine.book
+        assert unfinished.claim.cached == (0 if peer is None else peer.tokens)
 
     asyncio.run(run())
 
