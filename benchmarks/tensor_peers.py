@@ -14,13 +14,12 @@ library's. Run it on an idle machine: the first run installs for minutes, furthe
 
 import argparse
 import asyncio
-import base64
 import json
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -39,28 +38,25 @@ from benchmarks.peers.install import ROOT, install, log_file, python_of
 from benchmarks.peers.protocol import Peer
 from benchmarks.results_file import machine_file, put
 from benchmarks.serving import percentile
-from benchmarks.tensor_servers.files import FEATURES, TOKENS, VOCABULARY, write_models
-from benchmarks.tensor_servers.models import PIXELS, Trees, session
+from benchmarks.tensor_servers.files import write_models
+from benchmarks.tensor_servers.requests import (
+    BINARY,
+    MODELS,
+    Request,
+    alone,
+    inputs,
+    protocol_request,
+    request_for,
+)
 from galley.bench.serve.server import started
 from galley.machine import cpu_and_cores
 
 PEERS: Final = ("mlserver", "litserve", "bento", "ray_serve")
 SERVERS: Final = ("galley", *PEERS)
-MODELS: Final = ("trees", "text", "image")
-INPUTS: Final = {"trees": "input", "text": "ids", "image": "pixels"}
 LIMIT: Final = 0.005
 """Seconds within which 99 of 100 requests are to be answered."""
 ROWS: Final = 32
 START_SECONDS: Final = 120.0
-BINARY: Final = "Inference-Header-Content-Length"
-
-
-class Request(NamedTuple):
-    """A request, whose body is encoded once."""
-
-    path: str
-    body: bytes
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -76,50 +72,6 @@ class Load:
     p99: float
     cpu: float
     failed: int
-
-
-def inputs(model: str, rows: int = 1) -> "np.ndarray[Any, Any]":
-    """Return the input of a request."""
-    source = np.random.default_rng(1)
-    if model == "trees":
-        return source.normal(size=(rows, FEATURES)).astype(np.float32)
-    if model == "text":
-        return source.integers(999, VOCABULARY, (rows, TOKENS))
-    return source.normal(size=(rows, *PIXELS)).astype(np.float32)
-
-
-def protocol_request(model: str, array: "np.ndarray[Any, Any]", *, binary: bool) -> Request:
-    """Return a request of the Open Inference Protocol, its tensor as JSON or after the JSON."""
-    datatype = {"f": "FP32", "i": "INT64"}[array.dtype.kind]
-    tensor: dict[str, Any] = {
-        "name": INPUTS[model],
-        "shape": list(array.shape),
-        "datatype": datatype,
-    }
-    path = f"/v2/models/{model}/infer"
-    if not binary:
-        body = json.dumps({"inputs": [tensor | {"data": array.ravel().tolist()}]}).encode()
-        return Request(path, body, {})
-    data = array.tobytes()
-    tensor["parameters"] = {"binary_data_size": len(data)}
-    described = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    head = json.dumps(described).encode()
-    return Request(path, head + data, {BINARY: str(len(head))})
-
-
-def request_for(server: str, model: str) -> Request:
-    """Return a request with one row, in the form that costs the server least."""
-    array = inputs(model)
-    encoded = base64.b64encode(array.tobytes()).decode()
-    if server == "mlserver" and model == "image":
-        tensor = {"name": INPUTS[model], "shape": [1], "datatype": "BYTES", "data": [encoded]}
-        described = {"inputs": [tensor | {"parameters": {"content_type": "base64"}}]}
-        return Request(f"/v2/models/{model}/infer", json.dumps(described).encode(), {})
-    if server in ("galley", "mlserver"):
-        return protocol_request(model, array, binary=model == "image")
-    row = encoded if model == "image" else array[0].tolist()
-    value = [row] if server == "bento" else row
-    return Request(f"/{model}", json.dumps({"x": value}).encode(), {})
 
 
 def free_port() -> int:
@@ -251,31 +203,38 @@ def loaded(server: str, model: str, clients: int, seconds: float, running: tuple
     )
 
 
-def alone(folder: Path, model: str) -> Callable[["np.ndarray[Any, Any]"], Any]:
-    """Return a function that runs the library alone in this process, with one thread."""
-    if model == "trees":
-        booster = Trees(folder).booster
-        return lambda array: booster.inplace_predict(array)
-    one = session(folder / f"{model}.onnx")
-    return lambda array: one.run(None, {INPUTS[model]: array})[0]
+class Share(NamedTuple):
+    """Batches of 32 rows: rows per second, and CPU seconds of a row, of the library alone and of Galley."""
+
+    library: float
+    galley: float
+    library_cpu: float
+    galley_cpu: float
 
 
 def batches(
     folder: Path, model: str, seconds: float, running: tuple[str, int], turns: int = 3
-) -> tuple[float, float]:
-    """Return rows per second with batches of 32: of the library alone, and of Galley over HTTP."""
+) -> Share:
+    """Measure requests of 32 rows, in turns with the library alone in this process."""
     array = inputs(model, ROWS)
     run, request = alone(folder, model), protocol_request(model, array, binary=True)
-    rates: tuple[list[float], list[float]] = [], []
+    library: list[tuple[float, float]] = []
+    ours: list[tuple[float, float]] = []
     for _ in range(turns):
-        began, count = time.monotonic(), 0
+        began, used, rows = time.monotonic(), time.process_time(), 0
         while time.monotonic() < began + seconds / turns:
             run(array)
-            count += 1
-        rates[0].append(count * ROWS / (time.monotonic() - began))
-        latencies, _, taken = asyncio.run(closed_loops(running[0], request, 4, seconds / turns))
-        rates[1].append(len(latencies) * ROWS / taken)
-    return max(rates[0]), max(rates[1])
+            rows += ROWS
+        taken, used = time.monotonic() - began, time.process_time() - used
+        library.append((rows / taken, used / rows))
+        before = cpu_seconds(running[1])
+        answered, _, taken = asyncio.run(closed_loops(running[0], request, 4, seconds / turns))
+        rows = max(1, len(answered)) * ROWS
+        ours.append((rows / taken, (cpu_seconds(running[1]) - before) / rows))
+    (fast, least), (galley, cpu) = (
+        (max(rate for rate, _ in one), min(used for _, used in one)) for one in (library, ours)
+    )
+    return Share(fast, galley, least, cpu)
 
 
 def check(server: str, folder: Path, running: tuple[str, int]) -> None:
@@ -330,7 +289,7 @@ def main() -> None:
     console = Console()
     console.print(cpu_and_cores())
     loads: list[Load] = []
-    bare: dict[str, tuple[float, float]] = {}
+    bare: dict[str, Share] = {}
     models = options.models.split(",")
     for server in options.servers.split(","):
         with serving(server, folder, options.home) as running:
@@ -350,9 +309,7 @@ def main() -> None:
         put(options.results, figures(loads, bare))
 
 
-def report(
-    console: Console, loads: Sequence[Load], bare: Mapping[str, tuple[float, float]]
-) -> None:
+def report(console: Console, loads: Sequence[Load], bare: Mapping[str, Share]) -> None:
     """Print the tables."""
     table = Table("model", "clients", "server", "requests/s", "P50", "P99", "CPU/request", "failed")
     for one in sorted(loads, key=lambda load: (MODELS.index(load.model), load.clients)):
@@ -367,13 +324,19 @@ def report(
             str(one.failed),
         )
     console.print(table)
-    table = Table("model", "library alone, rows/s", "Galley, rows/s", "share")
-    for model, (library, ours) in bare.items():
-        table.add_row(model, f"{library:.0f}", f"{ours:.0f}", f"{ours / library:.0%}")
+    table = Table("model", "library, rows/s", "Galley, rows/s", "share", "CPU of a row, both")
+    for model, share in bare.items():
+        table.add_row(
+            model,
+            f"{share.library:.0f}",
+            f"{share.galley:.0f}",
+            f"{share.galley / share.library:.0%}",
+            f"{share.library_cpu * 1e6:.0f} us, {share.galley_cpu * 1e6:.0f} us",
+        )
     console.print(f"requests of {ROWS} rows, 4 clients:", table)
 
 
-def figures(loads: Sequence[Load], bare: Mapping[str, tuple[float, float]]) -> list[Figure]:
+def figures(loads: Sequence[Load], bare: Mapping[str, Share]) -> list[Figure]:
     """Return the figures for benchmarks/results."""
     common: dict[str, Any] = {
         "date": date.today().isoformat(),
@@ -408,7 +371,7 @@ def figures(loads: Sequence[Load], bare: Mapping[str, tuple[float, float]]) -> l
                 what="Galley's share of the library alone, requests of 32 rows",
                 unit="%",
                 at=tuple(bare),
-                measured=tuple(round(100 * ours / library) for library, ours in bare.values()),
+                measured=tuple(round(100 * one.galley / one.library) for one in bare.values()),
                 **common,
             )
         )

@@ -51,9 +51,11 @@ def _path(folder: Path) -> dict[str, str]:
 
 
 _NO_LINUX = """
-import builtins, io, os, time
+import builtins, io, mmap, os, select, time
 
-del os.sched_getaffinity, os.memfd_create, os.posix_fallocate, time.CLOCK_BOOTTIME
+del os.sched_getaffinity, os.sched_setaffinity, os.sched_setscheduler, os.sched_getscheduler
+del os.memfd_create, os.MFD_CLOEXEC, os.posix_fallocate, os.posix_fadvise, time.CLOCK_BOOTTIME
+del mmap.MADV_HUGEPAGE, select.epoll
 
 
 def _hiding(real):

@@ -55,7 +55,7 @@ def test_modules_of_a_group_are_one_unit() -> None:
 
 def test_a_unit_runs_on_one_worker() -> None:
     """xdist does not fail if it cannot group tests, so this runs it."""
-    paths = ["tests/quant/test_int8_inputs.py", "tests/quant/test_rtn.py"]
+    paths = ["tests/tts/test_pieces.py", "tests/gateway/test_rates.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "-v", "-p", "no:cacheprovider", *paths],
         cwd=ROOT,

@@ -11,6 +11,38 @@ from tests.conftest import CheckpointMaker
 from tests.missing import without_linux
 from tests.server.serving import Server
 
+IMPORT_ALL = """
+import importlib, pkgutil, galley
+
+def imported(path, prefix):
+    for module in pkgutil.iter_modules(path, prefix):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            loaded = importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name.startswith("galley"):
+                raise
+            continue  # of an extra
+        yield module.name
+        if module.ispkg:
+            yield from imported(loaded.__path__, module.name + ".")
+
+print(len(list(imported(galley.__path__, "galley."))))
+"""
+
+
+def test_all_modules_can_be_imported(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL],
+        env=os.environ | without_linux(tmp_path, "resource", "torch", "triton", "transformers"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 600
+
 
 @pytest.mark.parametrize("missing", [(), ("resource", "fcntl")], ids=["macOS", "neither module"])
 def test_the_bundled_model_answers(missing: tuple[str, ...], tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ class Models:
         folder = Path(os.environ["MODELS"])
         self._trees, self._text, self._image = Trees(folder), Text(folder), Image(folder)
 
-    @bentoml.api(**_BATCHED)
+    @bentoml.api(**_BATCHED)  # type: ignore[untyped-decorator]
     def trees(self, x: list[list[float]]) -> list[float]:
         """Score rows."""
         return self._trees(x)
 
-    @bentoml.api(**_BATCHED)
+    @bentoml.api(**_BATCHED)  # type: ignore[untyped-decorator]
     def text(self, x: list[list[int]]) -> list[list[float]]:
         """Embed texts."""
         return self._text(x)
 
-    @bentoml.api(**_BATCHED)
+    @bentoml.api(**_BATCHED)  # type: ignore[untyped-decorator]
     def image(self, x: list[str]) -> list[list[float]]:
         """Classify images."""
         return self._image(x)

@@ -25,7 +25,8 @@ class _Api(litserve.LitAPI):  # type: ignore[misc]
         return inputs
 
     def predict(self, x: list[Any]) -> list[Any]:
-        return self._model(x)
+        found: list[Any] = self._model(x)
+        return found
 
     def unbatch(self, output: list[Any]) -> list[Any]:
         return output

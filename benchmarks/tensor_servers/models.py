@@ -1,6 +1,7 @@
 """The models as plain functions of a batch, which every Python server calls in its own way."""
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,4 +65,8 @@ class Image:
         return found
 
 
-MODELS: Final = {"trees": Trees, "text": Text, "image": Image}
+MODELS: Final[dict[str, Callable[[Path], Callable[[Any], Any]]]] = {
+    "trees": Trees,
+    "text": Text,
+    "image": Image,
+}

@@ -18,7 +18,7 @@ class Model:
     def __init__(self, name: str, folder: str) -> None:
         self._model = MODELS[name](Path(folder))
 
-    @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=DELAY)
+    @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=DELAY)  # type: ignore[untyped-decorator]
     async def _batch(self, rows: list[Any]) -> list[Any]:
         found: list[Any] = self._model(rows)
         return found
@@ -38,5 +38,6 @@ if __name__ == "__main__":
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[2])})
     for name in MODELS:
-        serve.run(Model.bind(name, sys.argv[1]), name=name, route_prefix=f"/{name}")
+        bound: Any = Model
+        serve.run(bound.bind(name, sys.argv[1]), name=name, route_prefix=f"/{name}")
     signal.pause()

@@ -126,6 +126,12 @@ def held_memory(pid: int) -> int:
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the living processes that a process has started; none where the system has no /proc."""
+    texts = (_read(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*/children"))
+    return [int(child) for text in texts for child in text.split()]
+
+
 def peak_memory(parent: int, *, running: str) -> int | None:
     """Return the most bytes that a child process has had resident so far, pages of mapped files included.
 

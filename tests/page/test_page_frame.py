@@ -107,7 +107,7 @@ def test_axe_finds_nothing_serious(signed_in: Browser, axe: str, theme: str) -> 
     signed_in.find("chat-input").send_keys("What is a KV cache?", Keys.ENTER)
     signed_in.until(lambda: "tokens/s" in signed_in.content(".receipt"))
     signed_in.run(axe)
-    # Themes differ in colours alone.
+    # Themes differ in colors alone.
     rules = None if theme == "light" else ["color-contrast"]
     for panel in PANELS[:-1]:
         signed_in.show(panel)

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from galley.cli.serve import serve
+from galley.cluster.config import read_config
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
 from galley.observe.resources import GPU_METRICS
@@ -136,7 +138,7 @@ def closed(schema: Any) -> Any:
 
 def test_fields_that_a_custom_resource_does_not_have_are_found() -> None:
     paths = [path for path, manifest in manifests().items() if manifest["kind"] in OWN_SCHEMAS]
-    assert {path.parent.name for path in paths} == {"gateway", "keda", "kserve"}
+    assert {path.parent.name for path in paths} == {"gateway", "keda", "kserve", "llmisvc", "ray"}
     for path in paths:
         manifest = yaml.safe_load(path.read_text())
         manifest["spec"]["typo"] = 1
@@ -160,6 +162,59 @@ def test_manifests_are_of_kubernetes_own_schemas() -> None:
     wrong["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError, match="imagee"):
         kubernetes_validate.validate(wrong, "1.34", strict=True)
+
+
+@pytest.mark.parametrize(("tls", "tensor"), [(False, None), (True, 2)])
+def test_arguments_of_kserves_presets_are_those_of_galley_serve(
+    tls: bool, tensor: int | None
+) -> None:
+    read = manifests()
+    whole, apart = (
+        read[KUBERNETES / "llmisvc" / name]["spec"] for name in ("preset.yaml", "preset-apart.yaml")
+    )
+    pods = {"off": whole["template"], "decode": apart["template"]}
+    pods["prefill"] = apart["prefill"]["template"]
+    for role, pod in pods.items():
+        [container] = pod["containers"]
+        assert container["command"] == ["galley", "serve"]
+        arguments = [rendered(one, tls, tensor) for one in container["args"]]
+        found = serve.make_context("serve", arguments).params
+        assert found["models"] == ("/mnt/models",)
+        assert found["served_model_name"] == "name-of-model"
+        assert bool(found["tls_cert"]) == bool(found["tls_key"]) == tls
+        assert found["tensor_parallel"] == (tensor or 1)
+        assert found["port"] == container["ports"][0]["containerPort"]
+        variables = {one["name"]: one.get("value") for one in container["env"]}
+        assert variables.get("GALLEY_ROLE", "off") == role
+
+
+def rendered(text: str, tls: bool, tensor: int | None) -> str:
+    """Render the few forms of Go's templates that the presets use."""
+    text = text.replace("{{ .Spec.Model.Name }}", "name-of-model")
+    text = re.sub(
+        r"\{\{ if \.GlobalConfig\.EnableTLS \}\}(.*?)\{\{ end \}\}", r"\1" if tls else "", text
+    )
+    parallel = r"\{\{ if and [^}]*Tensor \}\}.*?\{\{ else \}\}(\d+)\{\{ end \}\}"
+    text = re.sub(parallel, r"\1" if tensor is None else str(tensor), text)
+    assert "{{" not in text
+    return text
+
+
+def test_a_ray_service_runs_the_application_of_a_valid_cluster_file(tmp_path: Path) -> None:
+    read = manifests()
+    spec = read[KUBERNETES / "ray/ray-service.yaml"]["spec"]
+    [application] = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert application["import_path"] == "galley.cluster:app"
+    mount = "/etc/galley"
+    groups = spec["rayClusterConfig"]
+    for group in (groups["headGroupSpec"], *groups["workerGroupSpecs"]):
+        [container] = group["template"]["spec"]["containers"]
+        assert mount in [one["mountPath"] for one in container["volumeMounts"]]
+    file = Path(application["args"]["config"])
+    assert str(file.parent) == mount
+    data = read[KUBERNETES / "ray/cluster.yaml"]["data"]
+    (tmp_path / file.name).write_text(data[file.name])
+    read_config(str(tmp_path / file.name))
 
 
 def test_every_manifest_is_a_resource_of_its_kustomization() -> None:

@@ -70,6 +70,8 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
                 [engine] = client.engine_pids
                 rank = rank_of(engine)
                 seen |= {engine, rank}
+                if of_engine:
+                    os.kill(rank, signal.SIGSTOP)  # it cannot see that its engine is gone
                 os.kill(engine if of_engine else rank, signal.SIGKILL)
                 while client.state == "ready":
                     await asyncio.sleep(0.01)

@@ -375,3 +375,5 @@ async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        while not queue.empty():  # an error in it refers to a frame that refers to it
+            queue.get_nowait()

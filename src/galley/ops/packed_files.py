@@ -160,8 +160,9 @@ def map_file(path: Path, apart: frozenset[Key] = frozenset()) -> PackedFile:
     except BaseException:
         file.close()
         raise
-    with suppress(OSError):  # a failure only costs speed
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # of Linux
+        with suppress(OSError):  # a failure only costs speed
+            mapped.madvise(mmap.MADV_HUGEPAGE)
     with suppress(OSError):  # the folder may be read-only
         os.utime(path)
     return PackedFile(header, np.frombuffer(mapped, np.uint8, offset=start), start, file)

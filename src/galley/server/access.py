@@ -129,6 +129,9 @@ class AccessLog:
         if self._tracing is not None:
             finished = Finished(endpoint, status, state["arrived"], seconds, fields, state["trace"])
             fields |= self._tracing.request_ended(finished, Headers(scope=scope))
+        level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
+        if not log.isEnabledFor(level):
+            return
         method, path = scope.get("method", "WS"), self._path(scope)
         request_fields = {
             "method": method,
@@ -137,7 +140,7 @@ class AccessLog:
             "seconds": round(seconds, 6),
         }
         log.log(
-            logging.DEBUG if scope["path"] in PROBES else logging.INFO,
+            level,
             "%s %s %d %.3fs %s",
             method,
             quoted(path),

@@ -151,10 +151,15 @@ _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
-def encode(frame: ToEngine | FromEngine) -> bytes:
-    """Return the encoded frame with its length in front, ready to be written."""
-    body = bare(frame)
-    return HEADER.pack(len(body)) + body
+def encode(frame: ToEngine | FromEngine) -> memoryview:
+    """Return the encoded frame with its length in front, ready to be written.
+
+    It may have megabytes of tensors, which are not copied for the length, nor when a part is written.
+    """
+    data = bytearray(HEADER.size)
+    _encoder.encode_into(frame, data, HEADER.size)
+    HEADER.pack_into(data, 0, len(data) - HEADER.size)
+    return memoryview(data)
 
 
 def bare(frame: ToEngine | FromEngine) -> bytes:
@@ -174,7 +179,7 @@ def steps_of(outputs: Sequence[Output], stats: EngineStats, frames_seen: int) ->
     yield Step(rest, stats, frames_seen)
 
 
-def decode_to_engine(body: bytes) -> ToEngine:
+def decode_to_engine(body: bytes | memoryview) -> ToEngine:
     """Decode a frame for the engine.
 
     Raises:

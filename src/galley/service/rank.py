@@ -1,23 +1,38 @@
-"""The process of a rank of a model: ``python -m galley.service.rank SOCKET MEMORY``.
+"""The process of a rank of a model: ``python -m galley.service.rank SOCKET MEMORY [bound]``.
 
 SOCKET and MEMORY are the descriptors of the connection to rank 0, in an engine's process, and of the memory
-that all ranks share. The process ends with the connection, so it cannot outlive the engine. Signals of
-terminals and service managers are for the server.
+that all ranks share. The process ends with the connection, so it cannot outlive the engine; where it is
+``bound``, not even if it is stopped. Signals of terminals and service managers are for the server.
 """
 
+import ctypes
 import importlib
 import os
 import signal
 import socket
 import sys
+from typing import Final
 
 from galley.observe import logs
+
+BOUND: Final = "bound"
+
+_PR_SET_PDEATHSIG: Final = 1
+"""prctl(2)."""
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     """Serve one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if BOUND in sys.argv[3:]:
+        end_with_parent()
     logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
     connection, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     # The service knows engines by name only.

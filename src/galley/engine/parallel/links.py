@@ -152,11 +152,13 @@ def start_rank(memory: int) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
         memory: the descriptor of the shared memory.
     """
     ours, theirs = socket.socketpair()
+    # The kernel ends a bound process with the thread that started it, which may end before this process.
+    bound = ("bound",) if threading.current_thread() is threading.main_thread() else ()
     with theirs:
         child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "galley.service.rank"),
-                *(str(theirs.fileno()), str(memory)),
+                *(str(theirs.fileno()), str(memory), *bound),
             ],
             pass_fds=[theirs.fileno(), memory],
             stdin=subprocess.DEVNULL,
