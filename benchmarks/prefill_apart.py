@@ -51,7 +51,7 @@ class Figures:
 
     ttft: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
-    texts: list[list[str]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
         """Return the figures to compare."""
@@ -113,7 +113,7 @@ async def load(server: Server, prompt_tokens: int, rounds: int) -> Figures:
             await asyncio.sleep(PAUSE_SECONDS)
             times, pieces = await text(client, server, ids(prompt_tokens), ANSWER, number)
             figures.ttft.append(times[1] - times[0])
-            figures.texts.append(pieces)
+            figures.texts.append("".join(pieces))
         ended = time.perf_counter()
         stopped.set()
         await asyncio.gather(*texts)

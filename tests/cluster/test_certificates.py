@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from galley.cluster.access import Access, read_access
 from galley.cluster.channel import receive
 from galley.cluster.remote import remote_source
 from galley.errors import SettingsError
+from galley.links.access import Access, read_access
 from galley.settings.cluster import ClusterSettings
 
 _DAY = datetime.timedelta(days=1)

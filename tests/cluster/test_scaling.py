@@ -32,6 +32,8 @@ def figures(running: int = 0, waiting: int = 0, ttft: float = 0.0) -> dict[str, 
         ([figures(running=4, ttft=1.5)], 2),
         ([figures(running=4, ttft=9.0)], 2),
         ([figures(running=2, ttft=2.0), figures(running=2, ttft=2.0)], 4),
+        # A newcomer goes where it is soonest.
+        ([figures(running=4, ttft=9.0), figures(running=2, ttft=0.1)], 1),
         # Not so fast that fewer would do.
         ([figures(running=2, ttft=0.7), figures(running=2, ttft=0.7)], 2),
         ([figures(running=2, ttft=0.3), figures(running=2, ttft=0.3)], 1),
@@ -43,9 +45,14 @@ def test_replicas_by_load_and_predicted_wait(replicas: list[dict[str, float]], n
     assert wanted(replicas, GOAL, LOAD) == number
 
 
-def context(metrics: dict[str, Any], requests: float = 0, target: int = 1) -> Any:
+def context(
+    metrics: dict[str, Any], requests: float = 0, target: int = 1, state: Any = None
+) -> Any:
     return SimpleNamespace(
-        raw_metrics=metrics, total_num_requests=requests, target_num_replicas=target
+        raw_metrics=metrics,
+        total_num_requests=requests,
+        target_num_replicas=target,
+        policy_state=state or {},
     )
 
 
@@ -61,12 +68,40 @@ def test_the_policy_reads_the_latest_figures_of_each_replica() -> None:
         "first_token_seconds": {"a": series(0.1), "b": series(0.1)},
         "running_requests": {"a": series(3)},
     }
-    assert ByFirstToken(GOAL, LOAD)(context(metrics)) == (3, {})
+    number, state = ByFirstToken(GOAL, LOAD, 300.0)(context(metrics))
+    assert number == 3
+    assert [one[1] for one in state["galley_wanted"]] == [3]
+
+
+def of_load(running: float, ttft: float = 0.1) -> dict[str, Any]:
+    found = {"running": running, "waiting": 0, "seats": 10, "first_token_seconds": ttft}
+    return {name: {"a": series(value)} for name, value in found.items()}
+
+
+def test_replicas_stay_for_a_time_after_they_were_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("galley.cluster.on_ray.scaling.time.monotonic", lambda: clock[0])
+    policy, target = ByFirstToken(GOAL, LOAD, 300.0), 1
+    state: dict[str, Any] = {}
+    seen = []
+    for clock[0], running in (
+        (1000.0, 40),  # five are wanted
+        (1100.0, 8),
+        (1200.0, 24),
+        (1299.0, 8),
+        (1301.0, 8),  # the peak is too long ago, but three were wanted since
+        (1499.0, 8),
+        (1501.0, 8),
+        (1600.0, 0),
+    ):
+        target, state = policy(context(of_load(running), 1, target, state))
+        seen.append(target)
+    assert seen == [5, 5, 5, 5, 3, 3, 1, 0]
 
 
 def test_a_call_that_waits_wakes_a_replica() -> None:
-    policy = ByFirstToken(GOAL, LOAD)
-    assert policy(context({}, requests=1, target=0)) == (1, {})
-    assert policy(context({}, requests=0, target=1)) == (0, {})
+    policy = ByFirstToken(GOAL, LOAD, 300.0)
+    assert policy(context({}, requests=1, target=0))[0] == 1
+    assert policy(context({}, requests=0, target=1))[0] == 0
     # A new replica has no figures at first, and is needed.
-    assert policy(context({"running": {"a": series(1)}}, requests=1, target=2)) == (2, {})
+    assert policy(context({"running": {"a": series(1)}}, requests=1, target=2))[0] == 2

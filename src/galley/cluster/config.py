@@ -54,14 +54,14 @@ class Scale(_Part, frozen=True):
         min: the fewest; 0: none while there are no requests.
         max: the most.
         up_seconds: how long the load has to be high before replicas are added.
-        down_seconds: how long it has to be low before one is removed.
+        down_seconds: how long replicas have to have been superfluous before they are removed.
         zero_seconds: how long there have to be no requests before the last one is removed.
     """
 
     min: Replicas = 1
     max: Count = 1
     up_seconds: Seconds = 5.0
-    down_seconds: Seconds = 120.0
+    down_seconds: Seconds = 300.0
     zero_seconds: Annotated[float, msgspec.Meta(ge=5, le=_LONGEST)] = 300.0
 
     def __post_init__(self) -> None:

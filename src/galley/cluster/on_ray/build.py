@@ -121,15 +121,19 @@ def _number(release: Release) -> dict[str, Any]:
     scale, slo = release.scale, release.slo
     if isinstance(release.replicas, int):
         return {"num_replicas": release.replicas}
-    policy = {
+    policy: dict[str, Any] = {
         "policy_function": "galley.cluster.on_ray.scaling:ByFirstToken",
-        "policy_kwargs": {"first_token_seconds": slo.ttft_ms / 1000, "load": slo.load},
+        "policy_kwargs": {
+            "first_token_seconds": slo.ttft_ms / 1000,
+            "load": slo.load,
+            "down_seconds": scale.down_seconds,
+        },
     }
     scaling = {
         "min_replicas": scale.min,
         "max_replicas": scale.max,
         "upscale_delay_s": scale.up_seconds,
-        "downscale_delay_s": scale.down_seconds,
+        "downscale_delay_s": 0.0,  # the policy has it
         "downscale_to_zero_delay_s": scale.zero_seconds,
         "look_back_period_s": _LOOK_BACK_SECONDS,
         "policy": policy,

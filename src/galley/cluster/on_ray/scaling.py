@@ -4,6 +4,7 @@ Ray pickles this module by value, so it imports nothing of Galley's.
 """
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,31 +13,51 @@ if TYPE_CHECKING:
 _ENOUGH = 0.5
 """Share of the goal below which fewer replicas would do."""
 
+_WANTED = "galley_wanted"
+"""Key of the policy's state: [seconds, number] of what was wanted lately, without those that a later and
+larger number has overtaken."""
+
 
 class ByFirstToken:
     """Decides how many replicas a model needs.
 
     Replicas record their figures with ``record_autoscaling_stats``. The number is the larger of two: that
     which keeps running and waiting sequences at ``load`` of the seats, and that which brings the predicted
-    time to the first token down to its goal. It is no smaller than now while the prediction is above half
-    of the goal.
+    time to the first token, at the replica that has it soonest, down to its goal. It is no smaller than now
+    while the prediction is above half of the goal, and no replica is removed that was wanted within
+    ``down_seconds``. (Ray by itself removes replicas once fewer were wanted for as long, which are too many
+    after a peak.)
 
     Args:
         first_token_seconds: goal for the predicted time to the first token.
         load: goal for running and waiting sequences, as a share of seats.
+        down_seconds: how long a replica has to have been superfluous.
     """
 
-    def __init__(self, first_token_seconds: float, load: float) -> None:
+    def __init__(self, first_token_seconds: float, load: float, down_seconds: float) -> None:
         self._goal = first_token_seconds
         self._load = load
+        self._down = down_seconds
 
     def __call__(self, context: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas; Ray applies the bounds and delays."""
+        """Return the number of replicas; Ray applies the bounds and the other delays."""
+        before = (context.policy_state or {}).get(_WANTED, [])
         latest = _latest(context.raw_metrics or {})
         if not latest:
             waits = int(context.total_num_requests > 0)
-            return max(context.target_num_replicas if waits else 0, waits), {}
-        return wanted(list(latest.values()), self._goal, self._load), {}
+            return max(context.target_num_replicas if waits else 0, waits), {_WANTED: before}
+        number = wanted(list(latest.values()), self._goal, self._load)
+        kept = held(before, number, time.monotonic(), self._down)
+        most = kept[0][1]
+        # The last replica has a delay of its own.
+        few = number if most <= 1 else max(number, min(context.target_num_replicas, most))
+        return int(few), {_WANTED: kept}
+
+
+def held(before: list[list[float]], number: int, now: float, seconds: float) -> list[list[float]]:
+    """Return what was wanted within ``seconds``; the first has the largest number."""
+    kept = [one for one in before if one[1] > number and one[0] >= now - seconds]
+    return [*kept, [now, number]]
 
 
 def wanted(figures: list[dict[str, float]], goal: float, load: float) -> int:
@@ -46,7 +67,7 @@ def wanted(figures: list[dict[str, float]], goal: float, load: float) -> int:
         return 0
     seats = sum(one["seats"] for one in figures) / len(figures)
     by_load = math.ceil(busy / max(1.0, seats * load))
-    predicted = sum(one["first_token_seconds"] for one in figures) / len(figures)
+    predicted = min(one["first_token_seconds"] for one in figures)
     if predicted > goal:
         by_wait = math.ceil(len(figures) * min(2.0, predicted / goal))
     else:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from galley.cluster.on_ray.scaling import wanted
+
 _LOAD: Final = 0.8
 """Running and waiting requests that autoscalers aim at, as a share of the seats."""
 
-_ENOUGH: Final = 0.5
-"""Share of the goal for the first token below which fewer replicas would do."""
+_AIMED_AT: Final = 0.75
+"""Share of the goal for the first token that Kubernetes' autoscaler aims at."""
 
 _HPA_TOLERANCE: Final = 0.1
 _HPA_DOWN_SECONDS: Final = 300.0
@@ -140,15 +142,14 @@ class Delayed:
         return current
 
 
-def by_first_token(load: Load, goal: float) -> int:
-    """Return how many replicas Galley's policy wants: by the predicted first token, and by load."""
-    busy = load.running + load.waiting
-    by_load = math.ceil(busy / max(1.0, load.seats / load.replicas * _LOAD))
-    if load.first_token > goal:
-        by_wait = math.ceil(load.replicas * min(2.0, load.first_token / goal))
-    else:
-        by_wait = load.replicas if load.first_token > goal * _ENOUGH else 1
-    return max(1, by_load, by_wait)
+def _by_first_token(load: Load, goal: float) -> int:
+    figures = {
+        "running": load.running / load.replicas,
+        "waiting": load.waiting / load.replicas,
+        "seats": load.seats / load.replicas,
+        "first_token_seconds": load.first_token,
+    }
+    return max(1, wanted([figures] * load.replicas, goal, _LOAD))
 
 
 def _by_requests(load: Load) -> int:
@@ -159,7 +160,7 @@ def _by_requests(load: Load) -> int:
 
 SCALERS: Final[Mapping[str, Callable[[Bounds], Scaler]]] = {
     "galley": lambda bounds: Stabilized(
-        lambda load, _: by_first_token(load, bounds.first_token), down=300.0, interval=5.0
+        lambda load, _: _by_first_token(load, bounds.first_token), down=300.0, interval=5.0
     ),
     # Ray Serve's defaults of upscale_delay_s, downscale_delay_s and metrics_interval_s.
     "ray-requests": lambda bounds: Delayed(_by_requests, up=30.0, down=600.0, interval=10.0),
@@ -167,7 +168,7 @@ SCALERS: Final[Mapping[str, Callable[[Bounds], Scaler]]] = {
         lambda load: (load.running + load.waiting) / load.seats, _LOAD
     ),
     "hpa-first-token": lambda bounds: hpa(
-        lambda load: load.first_token, bounds.first_token * (1 + _ENOUGH) / 2
+        lambda load: load.first_token, bounds.first_token * _AIMED_AT
     ),
 }
 """Name -> what makes the autoscaler."""
