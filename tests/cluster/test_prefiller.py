@@ -21,6 +21,7 @@ from galley.protocols.openai.completions.schemas import CompletionRequest
 from galley.protocols.openai.prefiller import HEADER, prefilled
 from galley.rare_warnings import RareWarnings
 from galley.settings.config import Settings
+from galley.types import EngineRequest, Generate, SamplingParams
 from tests.server.serving import until
 
 WHERE = {
@@ -37,11 +38,13 @@ class PrefillServer:
     def __init__(self) -> None:
         self.body, self.may_answer = b"", threading.Event()
         self.may_answer.set()
+        self.received = threading.Event()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["content-length"]))
+                outer.received.set()
                 outer.may_answer.wait(10)
                 self.wfile.write(outer.body)
 
@@ -72,13 +75,15 @@ def server() -> Iterator[PrefillServer]:
     made.http.server_close()
 
 
-def ask(server: PrefillServer, deadline: float = math.inf) -> CompletionRequest:
+async def asking(server: PrefillServer, deadline: float = math.inf) -> CompletionRequest:
     settings = Settings(model="tiny", role="decode", gateway_headers=True)
     served: Any = SimpleNamespace(settings=settings)
     parsed = CompletionRequest(model="tiny", prompt="x")
-    return asyncio.run(
-        prefilled({HEADER: server.address}, parsed, served, "/v1/completions", deadline)
-    )
+    return await prefilled({HEADER: server.address}, parsed, served, "/v1/completions", deadline)
+
+
+def ask(server: PrefillServer, deadline: float = math.inf) -> CompletionRequest:
+    return asyncio.run(asking(server, deadline))
 
 
 def test_a_right_answer_becomes_part_of_the_request(server: PrefillServer) -> None:
@@ -130,7 +135,15 @@ def test_a_thread_keeps_its_place_after_its_request_has_ended(
     monkeypatch.setattr(prefiller, "_PLACES", threading.BoundedSemaphore(1))
     server.answers(WHERE)
     server.may_answer.clear()
-    assert ask(server, time.monotonic() + 0.1).kv_transfer_params is None
+
+    async def hang_up() -> None:
+        task = asyncio.create_task(asking(server))
+        async with asyncio.timeout(10):
+            while not server.received.is_set():
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(hang_up())
     assert not prefiller._PLACES.acquire(blocking=False)
     server.may_answer.set()
     until(lambda: ask(server).kv_transfer_params is not None)
@@ -160,3 +173,37 @@ def test_a_wrong_address_is_named_by_its_setting(tmp_path: Path) -> None:
     )
     with pytest.raises(SettingsError, match=r"^prefill_replica: 'here' is not HOST:PORT"):
         RemotePrefill(settings, "tiny", max_queue=1)
+
+
+def test_prompts_at_replicas_that_are_lost_are_not_waited_for(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a secret that all machines have")
+    where: dict[str, Any] = {"prefill_replica": ("127.0.0.1:1",), "cluster_token_file": str(token)}
+    pool = RemotePrefill(Settings(model="tiny", role="decode", **where), "tiny", max_queue=1)
+
+    class Lost:
+        """A client whose replica is lost while it computes the prompt."""
+
+        state = "ready"
+        ended = False
+
+        def submit_all(self, requests: object, deadline: float) -> list["Lost"]:
+            return [self]
+
+        async def __anext__(self) -> None:
+            self.state = "recovering"
+            await asyncio.sleep(30)
+
+        def cancel(self) -> None:
+            self.ended = True
+
+    lost = Lost()
+    pool._client = lost  # type: ignore[assignment]
+    payload = Generate(prompt=[1] * 600, sampling=SamplingParams(max_tokens=1))
+
+    async def run() -> None:
+        async with asyncio.timeout(10):
+            assert await pool.compute(EngineRequest(id="r", payload=payload), math.inf) is None
+
+    asyncio.run(run())
+    assert lost.ended

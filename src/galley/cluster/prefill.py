@@ -8,8 +8,10 @@ A prompt is computed there if it is long, and not cached where it would be conti
 the replica that continues computes what it has not got.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -20,9 +22,13 @@ from galley.errors import EngineNotReady, GalleyError
 from galley.links.access import read_access
 from galley.rare_warnings import RareWarnings
 from galley.service.client import EngineClient
+from galley.service.streams import OutputStream
 from galley.settings.cluster import ClusterSettings
-from galley.types import EngineRequest, Generate, SamplingParams
+from galley.types import EngineRequest, Generate, Output, SamplingParams
 from galley.types.transfers import KVPeer
+
+_CHECK_SECONDS: Final = 0.25
+"""Seconds from one look at the state of the replicas to the next."""
 
 _ONE_TOKEN: Final = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
@@ -90,15 +96,24 @@ class RemotePrefill:
         try:
             [stream] = self._client.submit_all([prompt], until)
             try:
-                async for output in stream:
-                    if output.error is not None:
-                        self._warnings.add(f"a prompt was not computed elsewhere: {output.error}")
-                    if output.finish_reason is not None:
-                        return output.kv_peer
+                last = await self._last(stream)
+                if last is not None and last.error is not None:
+                    self._warnings.add(f"a prompt was not computed elsewhere: {last.error}")
+                return None if last is None else last.kv_peer
             finally:
                 stream.cancel()
         except EngineNotReady:
-            pass  # its replicas are restarting
+            return None  # its replicas are restarting
         except GalleyError as error:
             self._warnings.add(f"a prompt was not computed elsewhere: {error}")
+        return None
+
+    async def _last(self, stream: OutputStream) -> Output | None:
+        """Return the last Output; None: no replica is ready any longer, and this server need not wait."""
+        while self._client.state == "ready":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    output = await anext(stream)
+                if output.finish_reason is not None:
+                    return output
         return None
