@@ -17,7 +17,7 @@ from galley.service.links import ReplicaSource
 from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, Generate, SamplingParams
+from galley.types import EngineRequest, Generate, Output, SamplingParams
 from tests.cluster.toy_link import JumpingLoop, ToyEngine, token_at
 
 SEATS = 4
@@ -29,6 +29,7 @@ class Cluster:
     def __init__(self) -> None:
         self.engines: dict[str, ToyEngine] = {}
         self.finished: list[tuple[str, str, int]] = []
+        self.release = ""
 
         async def members(fleet: Fleet) -> None:
             await asyncio.Event().wait()
@@ -59,6 +60,7 @@ class Cluster:
             if name in self.engines:
                 raise ConnectionRefusedError(name)
             self.engines[name] = ToyEngine(release, SEATS)
+            self.engines[name].release = self.release or release
             return self.engines[name]
 
         return ReplicaSource(name=name, connect=connect, seats=SEATS, remote=True, release=release)
@@ -84,6 +86,10 @@ def text(number: int, length: int, version: str) -> list[int]:
 
 async def read(stream: OutputStream) -> list[int]:
     return [token async for output in stream for token in output.tokens]
+
+
+async def last(stream: OutputStream) -> Output:
+    return [output async for output in stream][-1]
 
 
 def run(case: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
@@ -174,6 +180,50 @@ def test_texts_wait_for_a_replica_of_their_release_if_all_have_gone() -> None:
         assert await begun == text(0, 3, "a")
         assert await new == text(1, 3, "b")
         assert cluster.client.in_flight == 0
+
+    run(case)
+
+
+def test_texts_of_a_release_that_was_removed_end_with_an_error() -> None:
+    async def case(cluster: Cluster) -> None:
+        cluster.list("a/1", shares={"a": 100})
+        await cluster.client.ready()
+        begun = asyncio.create_task(last(cluster.submit(0)))
+        await settled()
+        cluster.step()
+        await settled()
+        cluster.list("a/1", "b/1", shares={"a": 0, "b": 100})
+        await settled()
+        cluster.list("b/1", shares={"b": 100})
+        await settled()
+        assert not begun.done()
+        cluster.engines["a/1"].end(0)
+        await settled()
+        assert "the release that had begun the answer was removed" in ((await begun).error or "")
+        assert cluster.client.in_flight == 0
+
+    run(case)
+
+
+def test_a_replica_of_another_release_at_an_address_that_is_listed_gets_no_requests() -> None:
+    async def case(cluster: Cluster) -> None:
+        cluster.list("a/1", shares={"a": 100})
+        await cluster.client.ready()
+        old = cluster.engines.pop("a/1")
+        cluster.release = "b"
+        old.end(0)
+        for _ in range(20):
+            await settled()
+        other = cluster.engines.pop("a/1")
+        assert other.ended
+        reader = asyncio.create_task(read(cluster.submit(0)))
+        await settled()
+        assert not other.requests
+        cluster.release = "a"
+        for _ in range(20):
+            await settled()
+            cluster.step()
+        assert await reader == text(0, 3, "a")
 
     run(case)
 

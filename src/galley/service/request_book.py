@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -225,6 +225,13 @@ class RequestBook:
         for request_id, unfinished in list(self._unfinished.items()):
             if unfinished.replica is replica:
                 self._give_up(request_id, reason, error)
+
+    def end_begun(self, replica: Replica, releases: Collection[str], error: str) -> None:
+        """End those of a replica's requests that a release has begun which is not among these."""
+        for request_id, unfinished in list(self._unfinished.items()):
+            begun = unfinished.release
+            if unfinished.replica is replica and begun and begun not in releases:
+                self._give_up(request_id, "error", error)
 
     def _begin(self, request: EngineRequest, deadline: float, now: float) -> Unfinished:
         unread = Unread(self._unread, on_cut=lambda: self._abort(request.id))
