@@ -4,16 +4,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from galley.cluster.members import Release, read_members, write_members
+from galley.cluster.members import Release, following, read_members, write_members
 from galley.cluster.router import PrefixRouter
 from galley.errors import RequestError, SettingsError
+from galley.links.access import Access
 from galley.service.client import EngineClient
 from galley.service.fleet import Fleet
 from galley.service.links import ReplicaSource
+from galley.service.releases import Releases
 from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
@@ -321,3 +324,29 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, content: str, message: str
 def test_settings_that_contradict_a_file_are_refused(others: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings(replica_file="replicas.yaml", **others)
+
+
+def test_a_file_is_followed_after_a_mistake_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "replicas.json"
+    listed: list[list[str]] = []
+
+    def follow(sources: list[ReplicaSource]) -> None:
+        listed.append([one.name for one in sources])
+        if len(listed) == 1:
+            raise RuntimeError("this is a mistake in the program")
+
+    async def case() -> None:
+        fleet: Any = SimpleNamespace(releases=Releases(), follow=follow, has_leaving=False)
+        task = asyncio.create_task(following(path, "m", Access(b"token", None, None), 1)(fleet))
+        for port in (1, 2):
+            write_members(path, {"m": {"a": Release(replicas=[f"h:{port}"])}})
+            await settled()
+        assert not task.done()
+        task.cancel()
+        assert listed == [["h:1"], ["h:2"]]
+
+    loop = JumpingLoop()
+    loop.run_until_complete(case())
+    loop.close()
