@@ -74,3 +74,30 @@ def test_a_release_that_does_not_start_is_removed_alone() -> None:
     with pytest.raises(GalleyError, match="no room"):
         deployment.run()
     assert client.apps.keys() == {"galley-dev"}
+
+
+def test_gateways_that_are_replaced_have_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from galley.cluster.on_ray import deploy
+
+    class Updating(RecordingClient):
+        def get_serve_details(self) -> dict[str, Any]:
+            details = super().get_serve_details()
+            replica = {"state": "RUNNING"}
+            for app in details["applications"].values():
+                app |= {"status": "DEPLOYING", "message": "port taken"}
+                app["deployments"] = {"any": {"replicas": [replica]}}
+            return details
+
+    monkeypatch.setattr(deploy, "_POLL_SECONDS", 0.01)
+    given = {"network": {"token_file": "token"}, "models": {"m": {"model": "a"}}}
+    given["rollout"] = {"ready_seconds": 0.1, "drain_seconds": 0.1}
+    client = RecordingClient()
+    deploy.Deployment(client, read_config(given), lambda line: None).run()
+    updating = Updating()
+    updating.apps = before = dict(client.apps)
+    # A replica is enough of what is there already.
+    deploy.Deployment(updating, read_config(given), lambda line: None).run()
+    changed = read_config({**given, "gateways": {"ports": [9000, 9000]}})
+    with pytest.raises(GalleyError, match="port taken"):
+        deploy.Deployment(updating, changed, lambda line: None).run()
+    assert updating.apps["galley"]["args"] == before["galley"]["args"]

@@ -56,6 +56,8 @@ class Deployment:
         }
         details = client.get_serve_details()["applications"]
         self._old_plan = plan_of(details.get(config.name))
+        before, wanted = self._before.get(config.name, {}), {"spec": gateway_spec(config)}
+        self._replaces_gateways = _as_json(before.get("args")) != _as_json(wanted)
 
     def run(self) -> None:
         """Deploy, and return when old releases have gone.
@@ -136,7 +138,10 @@ class Deployment:
         _deploy(self._client, self._config, own)
 
     def _until_started(self, names: set[str]) -> None:
-        """Wait until applications have a replica, or need none, and there is a gateway."""
+        """Wait until applications have a replica, or need none, and there is a gateway.
+
+        If gateways are replaced, wait for all: those that there are say nothing of the new ones.
+        """
         seconds = self._config.rollout.ready_seconds
         deadline = time.monotonic() + seconds
         waiting = {*names, self._config.name}
@@ -146,7 +151,8 @@ class Deployment:
                 found = details.get(name, {})
                 if found.get("status") == "DEPLOY_FAILED":
                     raise GalleyError(f"{name} cannot be started: {_reason(found)}")
-                if found.get("status") == "RUNNING" or _has_replica(found):
+                all_needed = name == self._config.name and self._replaces_gateways
+                if found.get("status") == "RUNNING" or (not all_needed and _has_replica(found)):
                     waiting.discard(name)
             if waiting and time.monotonic() > deadline:
                 reasons = "; ".join(_reason(details.get(one, {})) for one in sorted(waiting))
@@ -192,6 +198,10 @@ def _deploy(client: Any, config: ClusterConfig, own: Sequence[dict[str, Any]]) -
 
 def _is_of(config: ClusterConfig, name: str) -> bool:
     return name == config.name or name.startswith(f"{config.name}.")
+
+
+def _as_json(args: object) -> bytes:
+    return msgspec.json.encode(args, order="deterministic")
 
 
 def _deployed(client: Any) -> dict[str, dict[str, Any]]:
