@@ -10,7 +10,7 @@ from galley.errors import Conflict
 from galley.service.admission import Admission
 from galley.service.engine_requests import EngineRequests
 from galley.service.frames import Abort, Submit
-from galley.service.request_book import ComputePrompt, RequestBook
+from galley.service.request_book import Prefill, RequestBook
 from galley.types import EngineRequest, Generate, SamplingParams
 from galley.types.transfers import KVPeer
 
@@ -61,7 +61,7 @@ async def broken() -> KVPeer | None:
 
 @pytest.mark.parametrize(("compute", "peer"), [(found, PEER), (nothing, None), (broken, None)])
 def test_a_request_reaches_its_engine_whatever_became_of_its_prompt(
-    compute: ComputePrompt, peer: KVPeer | None
+    compute: Prefill, peer: KVPeer | None
 ) -> None:
     async def run() -> None:
         engine = Engine()
