@@ -75,7 +75,7 @@ def test_a_release_has_the_name_of_its_contents() -> None:
         ({"models": {"m": {"model": "a", "replicas": {"min": 3, "max": 2}}}}, "max is 2, but min"),
         ({"models": {"m": {"model": "a", "settings": {"treads": 1}}}}, "unknown setting 'treads'"),
         ({"models": {"m": {"model": "a", "settings": {"max_running": 0}}}}, "models: m"),
-        ({"models": {"m": {"model": "a", "settings": {"model": "b"}}}}, "beside settings"),
+        ({"models": {"m": {"model": "a", "settings": {"model": "b"}}}}, "move it out of settings"),
         ({"models": {"m": {"model": "a", "canary": {"model": "a"}}}}, "same as the stable"),
         ({"models": {"m": {"model": "a", "canary": {"model": "b", "share": 101}}}}, "<= 100"),
         ({"gateways": {"ports": [9000, 8000]}}, "first must not be after"),

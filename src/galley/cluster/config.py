@@ -338,7 +338,9 @@ def _releases(name: str, model: Model) -> Iterator[tuple[str, Release]]:
 def _settings_of(release: Release, network: Network, where: str) -> dict[str, Any]:
     given = convert(EngineSettings, underscored(release.settings), source=f"{where}: settings")
     if twice := [one for one in ("model", "revision") if one in given]:
-        raise SettingsError(f"{where}: settings: {twice[0]} stands beside settings, not in them")
+        raise SettingsError(
+            f"{where}: settings: {twice[0]} is a field of the release; move it out of settings"
+        )
     given |= {"model": release.model, **network.settings}
     if release.revision:
         given["revision"] = release.revision

@@ -5,10 +5,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from typing import Any
 
-from galley.errors import Conflict, GalleyError, ModelError, NotEnoughMemory, RequestError
+from galley.errors import Conflict, GalleyError
 from galley.service.admission import Admission
+from galley.service.departures import Departures
 from galley.service.fleet_plan import FleetPlan
 from galley.service.frames import Blocks
 from galley.service.holders import with_holder
@@ -18,6 +19,7 @@ from galley.service.releases import Releases
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
 from galley.service.routing import ReplicaFigures
+from galley.service.same_model import check_same
 from galley.service.streams import Unfinished
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Output
@@ -25,8 +27,6 @@ from galley.types.engine_stats import EngineState, EngineStats, ReleaseStatus, R
 from galley.types.model_info import Ledger, ModelInfo
 
 log = logging.getLogger("galley.service")
-
-_DRAIN_POLL_SECONDS: Final = 0.05
 
 
 class Fleet:
@@ -59,6 +59,9 @@ class Fleet:
         self.replicas = [self._replica(source) for source in (*own, *plan.remotes)]
         # Never launched: requests wait here while no replica can take them.
         self._parked = self._replica(self._local_source("none"))
+        self._departures = Departures(
+            self.replicas, self.book, self.releases, self._parked, self.changed, self._removed
+        )
 
     def launch(self) -> None:
         """Start the engines without waiting for them; those on this machine after the first has planned."""
@@ -150,7 +153,7 @@ class Fleet:
             gone = source is None or source.release != replica.source.release
             if replica.source.remote and gone and not replica.retiring:
                 replica.retiring = True
-                self._run(self._retire(replica))
+                self._run(self._departures.retire(replica))
         there = {replica.name for replica in self.replicas}
         for name, source in wanted.items():
             if name not in there:
@@ -158,32 +161,17 @@ class Fleet:
                     "replica %s has joined%s", name, f" ({source.release})" * bool(source.release)
                 )
                 self.add(source)
-        self._end_orphans()
+        self._departures.end_orphans()
         self._changed.set()
 
     async def drain(self, name: str) -> None:
         """Have other replicas continue the requests of one, and remove it.
 
-        Requests that no other replica can continue are completed first.
-
         Raises:
             RequestError: there is no such replica.
             Conflict: no other replica is ready.
         """
-        replica = next((one for one in self.replicas if one.name == name), None)
-        if replica is None:
-            names = ", ".join(one.name for one in self.replicas)
-            raise RequestError(f"there is no replica {name!r}; there are: {names}", param="replica")
-        if not any(other.accepts for other in self.replicas if other is not replica):
-            raise Conflict(f"no other replica is ready, so {name} cannot be drained")
-        log.info("draining replica %s", name)
-        replica.draining = True
-        self.changed(replica)
-        self.book.move(replica)
-        while self.book.has_any_of(replica) and replica.state not in ("failed", "closed"):
-            await asyncio.sleep(_DRAIN_POLL_SECONDS)
-            self.book.move(replica)
-        await self._remove(replica)
+        await self._departures.drain(name)
 
     async def close(self) -> None:
         """End the engines; unfinished streams end with ``finish_reason`` "abort"."""
@@ -266,24 +254,8 @@ class Fleet:
 
     def check(self, info: ModelInfo) -> None:
         """Raise ModelError if an engine serves another model than the other replicas."""
-        ours = self.info
-        if ours is None:
-            return
-        for what in ("family", "tasks", "speech", "vectors", "tensors"):
-            if getattr(info, what) != getattr(ours, what):
-                raise ModelError(
-                    f"the replica serves another model: {what} is {getattr(info, what)!r}, not "
-                    f"{getattr(ours, what)!r}"
-                )
-        if ours.text is not None and info.text is not None:
-            for what in ("vocab_size", "eos_token_ids", "grammars"):
-                if getattr(info.text, what) != getattr(ours.text, what):
-                    raise ModelError(f"the replica serves another model: {what} differs")
-            if info.text.max_model_len < ours.text.max_model_len:
-                raise ModelError(
-                    f"the replica's context of {info.text.max_model_len} tokens is shorter than that of "
-                    f"the others, {ours.text.max_model_len}"
-                )
+        if self.info is not None:
+            check_same(self.info, info)
 
     def phase_ended(self, replica: Replica, name: str, seconds: float) -> None:
         """Report the duration of a start-up phase; phases of several engines overlap."""
@@ -295,7 +267,7 @@ class Fleet:
         if self._plan.on_ledger:
             self._plan.on_ledger(ledger)
         if not self._planned and self._plan.replicas > 1:
-            self._check_memory(ledger)
+            self._plan.check_memory(ledger)
             if ledger.kv_tokens:
                 self.settings = dataclasses.replace(self.settings, kv_cache_tokens=ledger.kv_tokens)
             self._launch_others()
@@ -331,16 +303,6 @@ class Fleet:
         for replica in self.replicas:
             if not replica.source.remote and replica.is_idle:
                 replica.launch()
-
-    def _check_memory(self, ledger: Ledger) -> None:
-        """Raise NotEnoughMemory if all engines on this machine together do not fit."""
-        needed = (ledger.total - ledger.reserve) * self._plan.replicas + ledger.reserve
-        if ledger.device == "cpu" and needed > ledger.available:
-            raise NotEnoughMemory(
-                f"{self._plan.replicas} replicas need {needed:,} bytes of memory, but "
-                f"{ledger.available:,} are available; use fewer --replicas, a smaller "
-                "--weight-dtype or lower --kv-cache-tokens"
-            )
 
     def _keep_capacity(self, info: ModelInfo) -> None:
         """Have any later engine offer the same capacity as the first."""
@@ -400,33 +362,11 @@ class Fleet:
         else:
             self.book.end_all("error", f"the engine is down: {replica.error}")
 
-    async def _retire(self, replica: Replica) -> None:
-        """Remove a replica that is no longer listed, once others have its requests or it finished them."""
-        replica.draining = True
-        self.changed(replica)
-        self.book.move(replica)
-        while self.book.has_any_of(replica) and replica.state == "ready":
-            await asyncio.sleep(_DRAIN_POLL_SECONDS)
-            self.book.move(replica)
-        self.book.move(replica, self._parked)
-        self._end_orphans()
-        await self._remove(replica)
-
-    def _end_orphans(self) -> None:
-        """End the waiting answers that a release has begun which is no longer listed."""
-        error = "the release that had begun the answer was removed before the answer was complete"
-        self.book.end_begun(self._parked, self.releases.shares, error)
-
-    async def _remove(self, replica: Replica) -> None:
-        await replica.close()
-        if replica not in self.replicas:
-            return  # it was drained twice at the same time
-        self.replicas.remove(replica)
+    def _removed(self, replica: Replica) -> None:
         self._retired_restarts += replica.restarts
         if self._plan.router is not None:
             self._plan.router.forget(replica.name)
         self._changed.set()
-        log.info("replica %s has left", replica.name)
 
     @property
     def _asleep(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from galley.errors import NotEnoughMemory
 from galley.service.frames import Blocks
 from galley.service.holders import CachedTokens
 from galley.service.links import ReplicaSource
@@ -12,7 +13,7 @@ from galley.service.spawn import Spawned
 from galley.service.watchdog import Watchdog
 from galley.types import OnPhase
 from galley.types.engine_stats import ReplicaStatus
-from galley.types.model_info import OnLedger, OnReleaseFinished
+from galley.types.model_info import Ledger, OnLedger, OnReleaseFinished
 from galley.types.transfers import TransferPlan
 
 if TYPE_CHECKING:
@@ -63,3 +64,13 @@ class FleetPlan:
     on_finished: OnReleaseFinished | None = None
     transfer: TransferPlan | None = None
     cached_tokens: CachedTokens | None = None
+
+    def check_memory(self, ledger: Ledger) -> None:
+        """Raise NotEnoughMemory if all engines on this machine together do not fit."""
+        needed = (ledger.total - ledger.reserve) * self.replicas + ledger.reserve
+        if ledger.device == "cpu" and needed > ledger.available:
+            raise NotEnoughMemory(
+                f"{self.replicas} replicas need {needed:,} bytes of memory, but "
+                f"{ledger.available:,} are available; use fewer --replicas, a smaller "
+                "--weight-dtype or lower --kv-cache-tokens"
+            )

@@ -96,7 +96,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
         stats: the statistics before the first step.
         seats: sequences that run at the same time.
         contents: digest of the checkpoint's files, from a replica elsewhere.
-        release: the release that a replica elsewhere serves; empty: it was not told.
+        release: the release that a replica elsewhere serves; empty: it has no name for it.
     """
 
     info: ModelInfo

@@ -69,7 +69,7 @@ def release_options(config: ClusterConfig, release: Release) -> dict[str, Any]:
 
 
 def gateway_options(config: ClusterConfig, plan: Plan) -> dict[str, Any]:
-    """Return the options of the deployment of gateways, with what they are told."""
+    """Return the options of the deployment of gateways, with their plan."""
     first, last = config.gateways.ports
     return {
         "num_replicas": config.gateways.replicas,

@@ -1,4 +1,4 @@
-"""The replicas of deployments, as Ray Serve's routers in this process have last been told."""
+"""The replicas of deployments, as Ray Serve last sent them to the routers in this process."""
 
 import threading
 from collections.abc import Mapping
@@ -15,6 +15,6 @@ def publish(app: str, deployment: str, replicas: dict[str, Mapping[str, Any]]) -
 
 
 def replicas_of(app: str, deployment: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the replicas of a deployment; empty if its router has not been told of any."""
+    """Return the replicas of a deployment; empty if its router has received none."""
     with _lock:
         return dict(_known.get((app, deployment), {}))

@@ -14,18 +14,18 @@ from galley.cluster.on_ray.build import GATEWAY
 from galley.cluster.on_ray.plan import DEPLOYMENT, Plan, PlannedRelease
 
 _FIRST_SECONDS: Final = 5.0
-"""How long a router may take to be told of the replicas."""
+"""How long Ray may take to send a router the list of replicas."""
 
-_asked: dict[tuple[str, str], Any] = {}
+_handles: dict[tuple[str, str], Any] = {}
 
 
 def replicas(app: str, deployment: str) -> Mapping[str, Mapping[str, Any]]:
     """Return what the replicas of a deployment last recorded; empty if it has none, or is not there."""
     key = (app, deployment)
-    if key not in _asked:
+    if key not in _handles:
         try:
-            # A handle's router exists, and is told of replicas, from the first option on.
-            _asked[key] = serve.get_deployment_handle(deployment, app).options(method_name="wake")
+            # The first call of options creates the handle's router; Ray sends it the list of replicas.
+            _handles[key] = serve.get_deployment_handle(deployment, app).options(method_name="wake")
         except Exception:
             return {}
         deadline = time.monotonic() + _FIRST_SECONDS
@@ -92,7 +92,7 @@ def status_of(client: Any, config: ClusterConfig) -> ClusterStatus:
 
 
 def plan_of(app: dict[str, Any] | None) -> Plan:
-    """Return what the gateways of an application are told, from its details; empty without one."""
+    """Return the plan of the gateways of an application, from its details; empty without one."""
     for deployment in ((app or {}).get("deployed_app_config") or {}).get("deployments", ()):
         if deployment["name"] == GATEWAY and deployment.get("user_config"):
             return msgspec.convert(deployment["user_config"], Plan)

@@ -119,7 +119,7 @@ class Gateway:
     async def _end(self) -> None:
         if self._supervising is not None:
             self._supervising.cancel()
-        # Until it has ended, the process is told of replicas that can continue its streams.
+        # Until it has ended, it needs the list of replicas that can continue its streams.
         await self._process.close()
         for task in self._tasks:
             task.cancel()
@@ -148,7 +148,7 @@ class Gateway:
         return Release(planned.share, addresses, planned.sleeps, planned.alias)
 
     async def _connect(self) -> None:
-        """Get a handle to each release: its router in this process is told of the replicas."""
+        """Get a handle to each release: Ray then sends its router in this process the list of replicas."""
         while True:
             planned = {_key(one) for model in self._plan.models.values() for one in model.releases}
             for key in planned - self._handles.keys():

@@ -1,4 +1,4 @@
-"""What gateways are told: the models, their releases, and where Ray Serve has the replicas."""
+"""The plan that gateways follow: the models, their releases, and where Ray Serve has the replicas."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -44,7 +44,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all gateways are told; ``models``: by name."""
+    """The plan of all gateways; ``models``: by name."""
 
     models: dict[str, PlannedModel]
 

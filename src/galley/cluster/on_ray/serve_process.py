@@ -66,7 +66,7 @@ class ServeProcess:
         Args:
             host: the address to bind.
             ports: first and last port; the first that is free is taken.
-            drain_seconds: how long requests have after the process was told to end.
+            drain_seconds: how long requests have to complete after SIGTERM.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="galley-gateway-"))
         self.log_path = self.folder / "log"
