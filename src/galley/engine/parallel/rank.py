@@ -19,6 +19,7 @@ import numpy as np
 from galley.engine.parallel.cpus import run_on
 from galley.engine.parallel.frames import (
     Allocate,
+    Allocated,
     Begin,
     Block,
     Channel,
@@ -164,6 +165,7 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
             executor.collect(executor.submit(batch_of(frame), _NOTHING))
         elif isinstance(frame, Allocate):
             executor.allocate_kv(frame.blocks, frame.states)
+            channel.send(Allocated())
         elif isinstance(frame, SetAdapter):
             for number in frame.dropped:
                 packed.pop(number, None)

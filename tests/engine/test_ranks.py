@@ -1,0 +1,97 @@
+"""The processes of a model in parts: their CPUs, their messages, and their memory."""
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from galley.engine.parallel import factory, rank
+from galley.engine.parallel.executor import ParallelExecutor
+from galley.engine.parallel.frames import Begin, Block, Channel
+from galley.ops.cpu import CpuExecutor
+from galley.settings.engine import EngineSettings
+from tests.conftest import CheckpointMaker
+from tests.engine.ranks import divided
+
+
+def settings_of(folder: Path, **more: Any) -> EngineSettings:
+    chosen: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 512, "weight_cache": False}
+    return EngineSettings(model=str(folder), executor="cpu", tensor_parallel=2, **(chosen | more))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPUs can be chosen")
+def test_ranks_have_no_more_threads_than_cpus_and_the_caller_gets_its_own_back(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a process can load a divided model again, with the same CPUs."""
+    folder, before = checkpoint("llama"), os.sched_getaffinity(0)
+    ranks, threads = [str(cpu) for cpu in (min(before), max(before))], []
+    load, options_of = rank.load, rank.options_of
+
+    def seen_load(begin: Begin, *more: Any) -> Any:
+        threads.append(begin.settings.threads)
+        return load(begin, *more)
+
+    def seen_options(*given: Any) -> Any:
+        threads.append(given[1].threads)
+        return options_of(*given)
+
+    monkeypatch.setattr("galley.engine.read_model.available_cores", lambda: 16)
+    monkeypatch.setattr(rank, "load", seen_load)
+    monkeypatch.setattr(factory, "options_of", seen_options)
+    chosen: dict[str, Any] = {"tensor_parallel_cpus": tuple(ranks), "threads": None}
+    for _ in range(2):
+        with divided(settings_of(folder, **chosen), folder):
+            assert os.sched_getaffinity(0) == {min(before)}
+        assert os.sched_getaffinity(0) == before
+    assert len(threads) > 2
+    assert set(threads) == {1}
+
+
+def test_threads_send_whole_frames() -> None:
+    """A rank reports a failure while another thread of it sends blocks."""
+    ours, theirs = map(Channel, socket.socketpair())
+    frames = [Block(bytes([i]) * 300_000) for i in range(4)]
+
+    def send(frame: Block) -> None:
+        for _ in range(10):
+            theirs.send(frame)
+
+    senders = [threading.Thread(target=send, args=(frame,)) for frame in frames]
+    for sender in senders:
+        sender.start()
+    for _ in range(40):
+        assert ours.receive_from_rank() in frames
+    for sender in senders:
+        sender.join()
+    ours.close()
+    theirs.close()
+
+
+def test_all_ranks_have_their_blocks_before_any_is_used(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank restores cached blocks as soon as it receives them, on a thread of its own."""
+    allocate, allocate_all = CpuExecutor.allocate_kv, ParallelExecutor.allocate_kv
+    allocated: list[CpuExecutor] = []
+    after: list[int] = []
+
+    def slow(self: CpuExecutor, *sizes: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)
+        allocate(self, *sizes)
+        allocated.append(self)
+
+    def seen_all(self: ParallelExecutor, *sizes: int) -> None:
+        allocate_all(self, *sizes)
+        after.append(len(allocated))
+
+    monkeypatch.setattr(CpuExecutor, "allocate_kv", slow)
+    monkeypatch.setattr(ParallelExecutor, "allocate_kv", seen_all)
+    folder = checkpoint("llama")
+    with divided(settings_of(folder), folder):
+        assert after == [2]
