@@ -1,9 +1,11 @@
 """The processes of a model in parts: their CPUs, their messages, and their memory."""
 
 import os
+import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import pytest
 from galley.engine.parallel import factory, rank
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, Block, Channel
+from galley.engine.parallel.links import RankLink
+from galley.errors import EngineFailed, RankKilled, SettingsError
+from galley.graph.divide.wishes import divide_heads
+from galley.ops.communicator import communicator, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.settings.engine import EngineSettings
 from tests.conftest import CheckpointMaker
@@ -95,3 +101,35 @@ def test_all_ranks_have_their_blocks_before_any_is_used(
     folder = checkpoint("llama")
     with divided(settings_of(folder), folder):
         assert after == [2]
+
+
+def test_a_rank_that_ends_because_of_another_gives_no_reason() -> None:
+    """Or else the reason of the other, which may be that it was killed, could be missed."""
+    errors = []
+    for status in (0, 1, -signal.SIGKILL):
+        file = new_memory(2, 64)
+        shared = communicator(file, 0, 2, 64)
+        os.close(file)
+        ours, theirs = socket.socketpair()
+        link = RankLink(1, ours, shared, partial(int, status))
+        theirs.close()
+        with pytest.raises(EngineFailed):
+            link.loaded()
+        errors.append(type(link.error))
+        assert shared.failed
+        link.close()
+    assert errors == [type(None), EngineFailed, RankKilled]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (9, 3), (8, 2), (12, 12), (14, 2)])
+def test_a_refused_number_of_ranks_names_possible_ones(heads: int, kv_heads: int) -> None:
+    attrs = {"heads": heads, "kv_heads": kv_heads}
+    with pytest.raises(SettingsError) as refused:
+        divide_heads(attrs, heads + 1)
+    assert f"at most {kv_heads}, or to a multiple of {kv_heads} up to {heads}" in str(refused.value)
+    for ranks in (*range(1, kv_heads + 1), *range(kv_heads, heads + 1, kv_heads)):
+        own = divide_heads(attrs, ranks)
+        assert sum(end - begin for begin, end in own.heads) == heads
+        group = heads // kv_heads
+        for (begin, end), (first, last) in zip(own.heads, own.kv_heads, strict=True):
+            assert range(first, last) == range(begin // group, (end - 1) // group + 1)

@@ -146,7 +146,8 @@ class RankLink:
             else:
                 self._answers.put(frame)
         status = self._wait()
-        if self.error is None and not self._closing:
+        # A rank that ends with status 0 does so because another has failed, which says why.
+        if status and self.error is None and not self._closing:
             what = f"rank {self._rank} of the model ended"
             if status == -signal.SIGKILL:
                 self.error = RankKilled(f"{what}: it was killed, perhaps for lack of memory")
