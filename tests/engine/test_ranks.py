@@ -16,12 +16,15 @@ from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, Block, Channel
 from galley.engine.parallel.links import RankLink
 from galley.errors import EngineFailed, RankKilled, SettingsError
+from galley.formats.adapter import AdapterWeights
 from galley.graph.divide.wishes import divide_heads
 from galley.ops.communicator import communicator, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.settings.engine import EngineSettings
+from tests.adapters.peft import make_adapter
 from tests.conftest import CheckpointMaker
 from tests.engine.ranks import divided
+from tests.engine.requests import request
 
 
 def settings_of(folder: Path, **more: Any) -> EngineSettings:
@@ -103,6 +106,33 @@ def test_all_ranks_have_their_blocks_before_any_is_used(
         assert after == [2]
 
 
+def test_steps_do_not_wait_for_an_adapter_that_a_rank_packs(
+    checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, stepped, packs = CpuExecutor.pack_adapter, threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def slow(self: CpuExecutor, adapter: AdapterWeights) -> object:
+        if threading.current_thread() is not packer:
+            packs.set()
+            in_time.append(stepped.wait(3))
+        return pack(self, adapter)
+
+    folder = checkpoint("llama")
+    made = make_adapter(tmp_path / "a", folder, seed=1)
+    monkeypatch.setattr(CpuExecutor, "pack_adapter", slow)
+    with divided(settings_of(folder, max_adapters=1, kv_cache_tokens=8192), folder) as engine:
+        assert engine._adapters is not None
+        packer = threading.Thread(target=engine._adapters._pack, args=(made,))
+        packer.start()
+        assert packs.wait(30)
+        engine.add(request(0, [5, 6, 7], {"max_tokens": 2}, engine))
+        engine.step()
+        stepped.set()
+        packer.join()
+    assert in_time == [True]
+
+
 def test_a_rank_that_ends_because_of_another_gives_no_reason() -> None:
     """Or else the reason of the other, which may be that it was killed, could be missed."""
     errors = []
@@ -133,3 +163,20 @@ def test_a_refused_number_of_ranks_names_possible_ones(heads: int, kv_heads: int
         group = heads // kv_heads
         for (begin, end), (first, last) in zip(own.heads, own.kv_heads, strict=True):
             assert range(first, last) == range(begin // group, (end - 1) // group + 1)
+
+
+def test_a_rank_that_cannot_pack_an_adapter_ends(
+    checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may wait for its answer."""
+
+    def wrong(*_: object) -> object:
+        raise ValueError("spoiled")
+
+    folder = checkpoint("llama")
+    made = make_adapter(tmp_path / "a", folder, seed=1)
+    monkeypatch.setattr(rank, "adapter_of", wrong)
+    with divided(settings_of(folder, max_adapters=1, kv_cache_tokens=8192), folder) as engine:
+        assert engine._adapters is not None
+        with pytest.raises(EngineFailed, match="rank 1: ValueError: spoiled"):
+            engine._adapters._pack(made)
