@@ -30,7 +30,8 @@ from galley.ops.executor import BlockAccess, Bytes, Executor, ExpertCounts, Subm
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types.model_info import ExpertCosts, StepCosts
 
-_LAST_WORDS_SECONDS: Final = 2.0
+_REASON_SECONDS: Final = 2.0
+"""How long a rank that failed may take to report why, once the step has ended."""
 
 
 class PackedAdapter:
@@ -201,8 +202,8 @@ class ParallelExecutor:
         return self._own
 
     def _reason(self) -> GalleyError | None:
-        """Return why a rank was lost: its last words may still be on their way."""
-        until = time.monotonic() + _LAST_WORDS_SECONDS
+        """Return why a rank was lost: its report may not have arrived yet."""
+        until = time.monotonic() + _REASON_SECONDS
         while time.monotonic() < until:
             for link in self._links:
                 if link.error is not None:
