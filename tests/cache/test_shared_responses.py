@@ -4,12 +4,16 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from galley.cache.redis_store import RedisStore
+from galley.cache.store import Bounds
 from galley.errors import SettingsError
+from galley.protocols.openai.responses.resuming import Resuming
 from galley.protocols.openai.responses.schemas import ResponseRequest
 from galley.protocols.openai.responses.shared import Begun, SharedResponses
 from galley.protocols.openai.responses.store import StoredResponse
@@ -74,6 +78,43 @@ def test_one_server_answers_what_another_had_begun(redis_server: RedisServer) ->
         assert await first.begun("a", "r") is None
 
     asyncio.run(case())
+
+
+def test_a_response_that_has_just_been_completed_is_not_answered_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        other = shared(redis_server)
+        request = ResponseRequest(model="m", input="a")
+        await other.begin("a", "r", Begun(request=request, seed=7, created=1, shown={}), 60)
+        resuming = Resuming.__new__(Resuming)
+        resuming._shared = resuming.store = store = shared(redis_server)
+        read = store.begun
+
+        async def late(tenant: str, name: str) -> Begun | None:
+            begun = await read(tenant, name)
+            await other.keep(tenant, name, of("x"))
+            await other.ended(tenant, name)
+            return begun
+
+        monkeypatch.setattr(store, "begun", late)
+        caller: Any = SimpleNamespace(tenant=SimpleNamespace(name="a"))
+        assert await resuming.found(caller, "r") == of("x")
+        assert await other.take_over("a", "r")  # nobody claims it
+        await other.ended("a", "r")
+
+    asyncio.run(case())
+
+
+def test_a_url_that_cannot_be_read_is_not_shown() -> None:
+    for password in ("se#cret", "se/cret"):
+        settings = Settings(stored_responses_at=f"redis://:{password}@host:6379/0")
+        with pytest.raises(SettingsError, match="stored_responses_at is not the URL") as raised:
+            SharedResponses(settings)
+        assert "'se'" not in str(raised.value)
+        with pytest.raises(SettingsError, match="response_cache_store") as raised:
+            RedisStore(settings.stored_responses_at, Bounds(bytes=10, entries=10, seconds=10), 1.0)
+        assert "'se'" not in str(raised.value)
 
 
 def test_without_redis_nothing_is_stored_and_nothing_fails(tmp_path: Path) -> None:

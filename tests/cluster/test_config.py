@@ -67,7 +67,9 @@ def test_a_release_has_the_name_of_its_contents() -> None:
     [
         ({"modles": {}}, "unknown field `modles`"),
         ({"models": {}}, "length >= 1"),
+        ({"name": "galley.dev"}, "matching regex"),
         ({"models": {"m": {}}}, r"missing required field `model` - at `\$.models\[...\]`"),
+        ({"models": {"m": {"model": "a", "version": "_1"}}}, "matching regex"),
         ({"models": {"m": {"model": "a", "replica": 2}}}, "unknown field `replica`"),
         ({"models": {"m": {"model": "a", "replicas": 0}}}, ">= 1"),
         ({"models": {"m": {"model": "a", "replicas": {"min": 3, "max": 2}}}}, "max is 2, but min"),

@@ -4,20 +4,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from galley.cluster.members import Release, read_members, write_members
+from galley.cluster.members import Release, following, read_members, write_members
 from galley.cluster.router import PrefixRouter
 from galley.errors import RequestError, SettingsError
+from galley.links.access import Access
 from galley.service.client import EngineClient
 from galley.service.fleet import Fleet
 from galley.service.links import ReplicaSource
+from galley.service.releases import Releases
 from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest, Generate, SamplingParams
+from galley.types import EngineRequest, Generate, Output, SamplingParams
 from tests.cluster.toy_link import JumpingLoop, ToyEngine, token_at
 
 SEATS = 4
@@ -29,6 +32,7 @@ class Cluster:
     def __init__(self) -> None:
         self.engines: dict[str, ToyEngine] = {}
         self.finished: list[tuple[str, str, int]] = []
+        self.release = ""
 
         async def members(fleet: Fleet) -> None:
             await asyncio.Event().wait()
@@ -59,6 +63,7 @@ class Cluster:
             if name in self.engines:
                 raise ConnectionRefusedError(name)
             self.engines[name] = ToyEngine(release, SEATS)
+            self.engines[name].release = self.release or release
             return self.engines[name]
 
         return ReplicaSource(name=name, connect=connect, seats=SEATS, remote=True, release=release)
@@ -84,6 +89,10 @@ def text(number: int, length: int, version: str) -> list[int]:
 
 async def read(stream: OutputStream) -> list[int]:
     return [token async for output in stream for token in output.tokens]
+
+
+async def last(stream: OutputStream) -> Output:
+    return [output async for output in stream][-1]
 
 
 def run(case: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
@@ -174,6 +183,50 @@ def test_texts_wait_for_a_replica_of_their_release_if_all_have_gone() -> None:
         assert await begun == text(0, 3, "a")
         assert await new == text(1, 3, "b")
         assert cluster.client.in_flight == 0
+
+    run(case)
+
+
+def test_texts_of_a_release_that_was_removed_end_with_an_error() -> None:
+    async def case(cluster: Cluster) -> None:
+        cluster.list("a/1", shares={"a": 100})
+        await cluster.client.ready()
+        begun = asyncio.create_task(last(cluster.submit(0)))
+        await settled()
+        cluster.step()
+        await settled()
+        cluster.list("a/1", "b/1", shares={"a": 0, "b": 100})
+        await settled()
+        cluster.list("b/1", shares={"b": 100})
+        await settled()
+        assert not begun.done()
+        cluster.engines["a/1"].end(0)
+        await settled()
+        assert "the release that had begun the answer was removed" in ((await begun).error or "")
+        assert cluster.client.in_flight == 0
+
+    run(case)
+
+
+def test_a_replica_of_another_release_at_an_address_that_is_listed_gets_no_requests() -> None:
+    async def case(cluster: Cluster) -> None:
+        cluster.list("a/1", shares={"a": 100})
+        await cluster.client.ready()
+        old = cluster.engines.pop("a/1")
+        cluster.release = "b"
+        old.end(0)
+        for _ in range(20):
+            await settled()
+        other = cluster.engines.pop("a/1")
+        assert other.ended
+        reader = asyncio.create_task(read(cluster.submit(0)))
+        await settled()
+        assert not other.requests
+        cluster.release = "a"
+        for _ in range(20):
+            await settled()
+            cluster.step()
+        assert await reader == text(0, 3, "a")
 
     run(case)
 
@@ -271,3 +324,29 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, content: str, message: str
 def test_settings_that_contradict_a_file_are_refused(others: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Settings(replica_file="replicas.yaml", **others)
+
+
+def test_a_file_is_followed_after_a_mistake_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "replicas.json"
+    listed: list[list[str]] = []
+
+    def follow(sources: list[ReplicaSource]) -> None:
+        listed.append([one.name for one in sources])
+        if len(listed) == 1:
+            raise RuntimeError("this is a mistake in the program")
+
+    async def case() -> None:
+        fleet: Any = SimpleNamespace(releases=Releases(), follow=follow, has_leaving=False)
+        task = asyncio.create_task(following(path, "m", Access(b"token", None, None), 1)(fleet))
+        for port in (1, 2):
+            write_members(path, {"m": {"a": Release(replicas=[f"h:{port}"])}})
+            await settled()
+        assert not task.done()
+        task.cancel()
+        assert listed == [["h:1"], ["h:2"]]
+
+    loop = JumpingLoop()
+    loop.run_until_complete(case())
+    loop.close()

@@ -40,6 +40,7 @@ class ToyEngine:
         self._status = 0
         self._frames: asyncio.Queue[FromEngine | None] = asyncio.Queue()
         self.transfers: TransferInfo | None = None
+        self.release = ""
         self._seats = seats
 
     pid = None
@@ -74,7 +75,7 @@ class ToyEngine:
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
         about = msgspec.structs.replace(info(self.version), transfers=self.transfers)
-        yield [Ready(about, EngineStats(), self._seats)]
+        yield [Ready(about, EngineStats(), self._seats, release=self.release)]
         while (frame := await self._frames.get()) is not None:
             yield [frame]
 

@@ -33,7 +33,7 @@ GRAMMAR = Grammar("regex", "[a-z]{3,9}")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
 
 
-def asked(
+def request_for(
     engine: Engine, params: SamplingParams = GREEDY, salt: str = "", **fields: Any
 ) -> EngineRequest:
     [made] = expand(PROMPT, params, engine.info, request_id="r", cache_salt=salt)
@@ -42,14 +42,14 @@ def asked(
 
 def answer(engine: Engine, request: EngineRequest | None = None) -> tuple[Any, int]:
     """Return all that a caller sees of a text, and the prompt tokens that were cached."""
-    outputs: list[Output] = run(engine, [request or asked(engine)])["r-0"]
+    outputs: list[Output] = run(engine, [request or request_for(engine)])["r-0"]
     return seen({"r": outputs})["r"], max(output.cached_tokens for output in outputs)
 
 
 def prefill(engine: Engine, **fields: Any) -> KVPeer:
     """Compute the prompt, as a prefill server does, and return where its blocks are."""
     params = SamplingParams(max_tokens=1)
-    [*_, last] = run(engine, [asked(engine, params, offered=True, **fields)])["r-0"]
+    [*_, last] = run(engine, [request_for(engine, params, offered=True, **fields)])["r-0"]
     assert last.kv_peer is not None
     return last.kv_peer
 
@@ -88,7 +88,7 @@ def test_a_prompt_is_computed_by_one_engine_and_continued_by_another(
         where = prefill(one)
         assert where == peer.at(len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS)
         other = decoder(folder, token, **chosen)
-        assert answer(other, asked(other, kv_from=where)) == (expected, FULL)
+        assert answer(other, request_for(other, kv_from=where)) == (expected, FULL)
         stats = other.stats
         assert stats.prefill_tokens == len(PROMPT) - FULL
         assert stats.kv_peer_hit_tokens == FULL
@@ -96,7 +96,7 @@ def test_a_prompt_is_computed_by_one_engine_and_continued_by_another(
         assert stats.kv_fetched_blocks == one.stats.kv_sent_blocks
         assert 0 < stats.kv_fetched_bytes < one.stats.kv_sent_bytes
         # They are cached like others now, and nobody is asked again.
-        assert answer(other, asked(other, kv_from=where)) == (expected, FULL)
+        assert answer(other, request_for(other, kv_from=where)) == (expected, FULL)
         assert other.stats.kv_fetches == 1
         other.close()
         until(lambda: one.stats.kv_used_blocks == 0)
@@ -119,12 +119,12 @@ def test_texts_of_all_kinds_are_those_of_one_engine(
         checked = check(params.grammar, load_vocabulary(folder), "grammar")
         params = msgspec.structs.replace(params, grammar=checked)
     alone = engine_of(folder)
-    expected, _ = answer(alone, asked(alone, params))
+    expected, _ = answer(alone, request_for(alone, params))
     one = engine_of(folder)
     with Peer(one, token):
         where = prefill(one)
         other = decoder(folder, token)
-        assert answer(other, asked(other, params, kv_from=where))[0] == expected
+        assert answer(other, request_for(other, params, kv_from=where))[0] == expected
         other.close()
 
 
@@ -145,17 +145,17 @@ def test_an_adapters_blocks_and_a_tenants_are_its_own(
     chosen = {"max_adapters": 1}
     alone = engine_of(folder, **chosen)
     plain = answer(alone)[0]
-    expected = answer(alone, asked(alone, adapter=adapter))[0]
+    expected = answer(alone, request_for(alone, adapter=adapter))[0]
     assert plain != expected
     one = engine_of(folder, **chosen)
     with Peer(one, token):
         where = prefill(one, adapter=adapter)
         other = decoder(folder, token, **chosen)
         # Those that the peer computed for an adapter are no use for the model alone.
-        assert answer(other, asked(other, kv_from=where)) == (plain, 0)
-        theirs = asked(other, salt="theirs", adapter=adapter, kv_from=where)
+        assert answer(other, request_for(other, kv_from=where)) == (plain, 0)
+        theirs = request_for(other, salt="theirs", adapter=adapter, kv_from=where)
         assert answer(other, theirs) == (expected, 0)
-        mine = asked(other, adapter=adapter, kv_from=where)
+        mine = request_for(other, adapter=adapter, kv_from=where)
         assert answer(other, mine) == (expected, FULL)
         assert other.stats.kv_fetch_failures == 0
         assert other.stats.kv_missing_blocks == 2 * FULL // BLOCK_TOKENS
@@ -171,7 +171,7 @@ def test_a_cold_engine_takes_what_another_has_on_disk(
     first.close()
     with Peer(engine_of(folder, prefix_cache_dir=str(tmp_path)), token) as peer:
         other = decoder(folder, token)
-        assert answer(other, asked(other, kv_from=peer.at(FULL))) == (expected, FULL)
+        assert answer(other, request_for(other, kv_from=peer.at(FULL))) == (expected, FULL)
         other.close()
 
 
@@ -183,7 +183,7 @@ def test_what_comes_from_a_peer_is_saved_to_disk(
     with Peer(one, token):
         where = prefill(one)
         other = decoder(folder, token, prefix_cache_dir=str(tmp_path))
-        expected = answer(other, asked(other, kv_from=where))
+        expected = answer(other, request_for(other, kv_from=where))
         other.close()
     again = engine_of(folder, prefix_cache_dir=str(tmp_path))
     assert answer(again) == expected == (expected[0], FULL)
@@ -247,7 +247,7 @@ class Pair:
         """Check the text of a request that fetches through a port; return the tokens that came."""
         before = self.other.stats.kv_fetches
         where = msgspec.structs.replace(self.where, port=port)
-        text, cached = answer(self.other, asked(self.other, kv_from=where))
+        text, cached = answer(self.other, request_for(self.other, kv_from=where))
         assert text == self.expected
         assert self.other.stats.kv_fetches == before + 1
         self.forget()

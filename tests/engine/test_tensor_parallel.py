@@ -333,8 +333,8 @@ def test_what_cannot_be_divided_is_refused(
 
 
 def test_cpus_are_those_of_numa_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_cpus("0-2,7") == (0, 1, 2, 7)
-    for wrong in ("", "a", "3-1", "1,,2", "0x1"):
+    assert parse_cpus("0-2+7") == parse_cpus("0-2,7", ",") == (0, 1, 2, 7)
+    for wrong in ("", "a", "3-1", "1++2", "0x1", "1,2"):
         with pytest.raises(SettingsError, match="not a list of CPUs"):
             parse_cpus(wrong)
     monkeypatch.setattr("galley.engine.parallel.cpus.usable_cpus", lambda: set(range(7)))

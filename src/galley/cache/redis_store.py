@@ -132,8 +132,12 @@ class RedisStore:
                 max_connections=_MOST_CONNECTIONS,
                 timeout=timeout,
             )
-        except ValueError as error:
-            raise SettingsError(f"response_cache_store: {_shown(url)}: {error}") from None
+        except ValueError:
+            # Redis's own message has a part of the URL, which may be one of the password.
+            raise SettingsError(
+                "response_cache_store is not the URL of a Redis, such as redis://localhost:6379/0; write "
+                "special characters of a password as %XX"
+            ) from None
         self._redis: Any = redis.Redis.from_pool(pool)
         self._get = self._redis.register_script(_GET)
         self._put = self._redis.register_script(_PUT)

@@ -17,6 +17,10 @@ from galley.settings.named_models import convert
 from galley.settings.transfers import TransferSettings
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
+_CLUSTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
+"""Without dots: the names of a cluster's applications are its own and others that begin with it and one."""
+
+_VERSION: Final = r"^([A-Za-z0-9][A-Za-z0-9_.]{0,31})?\Z"
 _LONGEST: Final = 86_400.0
 _FEWEST_PORTS: Final = 32
 
@@ -112,7 +116,7 @@ class Release(_Part, frozen=True):
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     revision: str = ""
-    version: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.]{0,32}\Z")] = ""
+    version: Annotated[str, msgspec.Meta(pattern=_VERSION)] = ""
     settings: dict[str, Any] = {}
     replicas: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Scale = 1
     resources: Resources = Resources()
@@ -245,7 +249,7 @@ class ClusterConfig(_Part, frozen=True):
     """A whole cluster.
 
     Attributes:
-        name: prefix of the names of Ray Serve's applications.
+        name: prefix of the names of Ray Serve's applications; without dots.
         models: the models by their name in the API.
         network: how gateways reach replicas.
         gateways: the HTTP servers.
@@ -255,7 +259,7 @@ class ClusterConfig(_Part, frozen=True):
 
     models: Annotated[dict[Name, Model], msgspec.Meta(min_length=1)]
     network: Network
-    name: Name = "galley"
+    name: Annotated[str, msgspec.Meta(pattern=_CLUSTER_NAME)] = "galley"
     gateways: Gateways = Gateways()
     rollout: Rollout = Rollout()
     ray: RayNode = RayNode()

@@ -48,12 +48,19 @@ class ReplicaHost:
         server: accepts servers; None before :meth:`listen`.
     """
 
-    def __init__(self, settings: Settings, access: Access) -> None:
-        """Create it; :meth:`start` starts the engines."""
+    def __init__(self, settings: Settings, access: Access, release: str = "") -> None:
+        """Create it; :meth:`start` starts the engines.
+
+        Args:
+            settings: those of ``galley replica``.
+            access: the token and the certificates.
+            release: name of the release that the engines serve, if they have one.
+        """
         self.client: EngineClient | None = None
         self.server: ReplicaServer | None = None
         self._settings = settings
         self._access = access
+        self._release = release
         self._contents = b""
 
     async def start(self) -> None:
@@ -86,7 +93,7 @@ class ReplicaHost:
             OSError: no port can be bound.
         """
         assert self.client is not None
-        server = ReplicaServer(self.client, self._access, self._contents.hex())
+        server = ReplicaServer(self.client, self._access, self._contents.hex(), self._release)
         port = await _first_free(server, host, ports)
         self.server = server
         return port

@@ -117,6 +117,9 @@ def following(
                     apply(fleet)
                 except SettingsError as error:
                     log.error("the replicas of %s stay as they are: %s", model, error)
+                except Exception:
+                    # The next contents may be usable, and nobody else would list replicas.
+                    log.exception("the replicas of %s could not be changed", model)
             await asyncio.sleep(POLL_SECONDS)
 
     return follow

@@ -71,10 +71,7 @@ class GalleyServer:
         if self._supervising is not None:
             return
         await self._process.configure(self._settings)
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._process.key}"},
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
+        self._session = _new_session(self._process.key)
         self._supervising = asyncio.create_task(self._process.supervise())
         while not await self._is_ready():
             if self._process.failed_starts:
@@ -272,16 +269,25 @@ def _form(request: Any) -> dict[str, Any]:
     return {"data": form}
 
 
+def _new_session(key: str) -> aiohttp.ClientSession:
+    # The server limits what it admits. With a limit here, checks of its health would wait for streams.
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=aiohttp.ClientTimeout(total=None),
+        connector=aiohttp.TCPConnector(limit=0),
+    )
+
+
 async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[str, None]:
-    """Yield each event with the empty line after it."""
-    lines: list[str] = []
-    async for line in content:
-        text = line.decode()
-        if text.strip():
-            lines.append(text)
-        elif lines:
-            yield "".join([*lines, "\n"])
-            lines = []
+    """Yield each event with the empty line after it. (Reading lines would limit their length.)"""
+    received = bytearray()
+    async for chunk in content.iter_any():
+        searched = max(0, len(received) - 1)
+        received += chunk
+        while (end := received.find(b"\n\n", searched)) >= 0:
+            yield received[: end + 2].decode()
+            del received[: end + 2]
+            searched = 0
 
 
 def _made(kind: str, answer: Any) -> Any:

@@ -57,20 +57,25 @@ class ReplicaServer:
         prefill_seconds: mean time from a sequence's first step to its first token, of recent sequences.
     """
 
-    def __init__(self, client: EngineClient, access: Access, contents: str) -> None:
+    def __init__(
+        self, client: EngineClient, access: Access, contents: str, release: str = ""
+    ) -> None:
         """Create it.
 
         Args:
             client: the engines, which are ready.
             access: the token and the certificates.
             contents: digest of the checkpoint's files.
+            release: name of the release that the engines serve, if they have one.
         """
         self._client = client
         self._access = access
         self._contents = contents
+        self._release = release
         self._server: asyncio.Server | None = None
         self._open = 0
         self.prefill_seconds = 0.0
+        self._leaving = False
         self._callers: set[_Caller] = set()
 
     async def listen(self, host: str, port: int) -> int:
@@ -92,6 +97,7 @@ class ReplicaServer:
 
     async def leave(self, seconds: float) -> None:
         """Have the servers continue their requests elsewhere; wait for those that cannot be."""
+        self._leaving = True
         for caller in self._callers:
             caller.send(Leaving())
         with suppress(TimeoutError):
@@ -133,9 +139,12 @@ class ReplicaServer:
                 self._client.stats,
                 sum(replica.seats for replica in fleet.replicas),
                 self._contents,
+                self._release,
             )
         )
         caller.send(Blocks(list(set().union(*(one.blocks for one in fleet.replicas))), []))
+        if self._leaving:
+            caller.send(Leaving())
         self._callers.add(caller)
         beating = asyncio.create_task(caller.beat())
         try:
@@ -208,23 +217,30 @@ class _Caller:
         try:
             stream = self._client.submit(unique)
         except GalleyError as error:
-            output = Output(request_id=request.id, finish_reason="error", error=str(error))
-            self._outputs.append(output)
-            self._flush_soon()
+            self._fail(request.id, error)
             return
         self._streams[request.id] = stream
         self._run(self._pass_on(request.id, stream))
 
     async def _pass_on(self, request_id: str, stream: OutputStream) -> None:
-        async for output in stream:
-            if self._streams.get(request_id) is not stream:
-                return
-            if output.finish_reason is not None:
-                del self._streams[request_id]
-                if output.timing is not None:
-                    self._note(output.timing)
-            self._outputs.append(msgspec.structs.replace(output, request_id=request_id))
-            self._flush_soon()
+        try:
+            async for output in stream:
+                if self._streams.get(request_id) is not stream:
+                    return
+                if output.finish_reason is not None:
+                    del self._streams[request_id]
+                    if output.timing is not None:
+                        self._note(output.timing)
+                self._outputs.append(msgspec.structs.replace(output, request_id=request_id))
+                self._flush_soon()
+        except GalleyError as error:
+            # Too much was unread; without an end, the server would wait for more.
+            if self._streams.pop(request_id, None) is stream:
+                self._fail(request_id, error)
+
+    def _fail(self, request_id: str, error: GalleyError) -> None:
+        self._outputs.append(Output(request_id=request_id, finish_reason="error", error=str(error)))
+        self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Send the outputs after the other readers of the same step have had their turn."""

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from galley.errors import EngineFailed, EngineNotReady, QueueFull, SettingsError
@@ -221,7 +222,7 @@ class EngineClient:
         self._book.check(requests, deadline)
         held = [replica.blocks for replica in self.fleet.replicas]
         long = [one for one in requests if self._prefill.wants(one, held)]
-        elsewhere = {one.id: self._prefill.compute(one, deadline) for one in long}
+        elsewhere = {one.id: partial(self._prefill.compute, one, deadline) for one in long}
         return self._book.take(requests, deadline, elsewhere)
 
     async def submit_when_room(

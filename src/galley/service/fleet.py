@@ -158,6 +158,7 @@ class Fleet:
                     "replica %s has joined%s", name, f" ({source.release})" * bool(source.release)
                 )
                 self.add(source)
+        self._end_orphans()
         self._changed.set()
 
     async def drain(self, name: str) -> None:
@@ -408,7 +409,13 @@ class Fleet:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
             self.book.move(replica)
         self.book.move(replica, self._parked)
+        self._end_orphans()
         await self._remove(replica)
+
+    def _end_orphans(self) -> None:
+        """End the waiting answers that a release has begun which is no longer listed."""
+        error = "the release that had begun the answer was removed before the answer was complete"
+        self.book.end_begun(self._parked, self.releases.shares, error)
 
     async def _remove(self, replica: Replica) -> None:
         await replica.close()

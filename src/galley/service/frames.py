@@ -96,12 +96,14 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
         stats: the statistics before the first step.
         seats: sequences that run at the same time.
         contents: digest of the checkpoint's files, from a replica elsewhere.
+        release: the release that a replica elsewhere serves; empty: it was not told.
     """
 
     info: ModelInfo
     stats: EngineStats
     seats: int = 0
     contents: str = ""
+    release: str = ""
 
 
 class Leaving(msgspec.Struct, tag="leaving", frozen=True):

@@ -387,6 +387,10 @@ class Replica:
             await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
     def _become_ready(self, frame: Ready) -> None:
+        listed = self.source.release
+        if listed and frame.release not in ("", listed):
+            # The address was that of a replica that has gone, and the list of replicas is behind.
+            raise ConnectionRefusedError(f"the replica is of release {frame.release}, not {listed}")
         self._events.check(frame.info)
         self.stats = frame.stats
         self.seats = frame.seats or self.seats

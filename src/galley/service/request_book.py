@@ -9,9 +9,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,9 @@ from galley.types.engine_stats import EngineStats
 from galley.types.transfers import KVPeer
 
 log = logging.getLogger("galley.service")
+
+Prefill: TypeAlias = Callable[[], Coroutine[None, None, KVPeer | None]]
+"""Computes a prompt elsewhere, and returns where its blocks are."""
 
 
 class RequestBook:
@@ -93,7 +96,7 @@ class RequestBook:
         self,
         requests: Sequence[EngineRequest],
         deadline: float,
-        prefill: Mapping[str, Coroutine[None, None, KVPeer | None]] = MappingProxyType({}),
+        prefill: Mapping[str, Prefill] = MappingProxyType({}),
     ) -> list[OutputStream]:
         """Start all of the requests or none.
 
@@ -124,11 +127,13 @@ class RequestBook:
                 unfinished.replica.requests.add([request.id])
         return streams
 
-    async def _send_after(
-        self, prefill: Coroutine[None, None, KVPeer | None], request_id: str
-    ) -> None:
+    async def _send_after(self, prefill: Prefill, request_id: str) -> None:
         """Send a request to its replica, which may be another one by now, once its prompt is computed."""
-        peer = await prefill
+        try:
+            peer = await prefill()
+        except Exception:
+            log.exception("a prompt was not computed elsewhere")
+            peer = None
         unfinished = self._unfinished[request_id]
         unfinished.prefill = None
         unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
@@ -225,6 +230,13 @@ class RequestBook:
         for request_id, unfinished in list(self._unfinished.items()):
             if unfinished.replica is replica:
                 self._give_up(request_id, reason, error)
+
+    def end_begun(self, replica: Replica, releases: Collection[str], error: str) -> None:
+        """End those of a replica's requests that a release has begun which is not among these."""
+        for request_id, unfinished in list(self._unfinished.items()):
+            begun = unfinished.release
+            if unfinished.replica is replica and begun and begun not in releases:
+                self._give_up(request_id, "error", error)
 
     def _begin(self, request: EngineRequest, deadline: float, now: float) -> Unfinished:
         unread = Unread(self._unread, on_cut=lambda: self._abort(request.id))

@@ -164,7 +164,7 @@ class EngineSettings:
     tensor_parallel_cpus: tuple[str, ...] = setting(
         (),
         "Model",
-        "CPUs of a rank, such as 0-15; repeat for each rank; default: those of its NUMA nodes if the "
+        "CPUs of a rank, such as 0-7+16; repeat for each rank; default: those of its NUMA nodes if the "
         "machine has as many nodes or a multiple, else all",
     )
     disable_pass: tuple[str, ...] = setting(

@@ -28,6 +28,9 @@ _HEALTH_TIMEOUT: Final = 10.0
 _MOST_CALLS: Final = 1000
 """Calls by handle at the same time; requests do not come this way."""
 
+_MOST_ON_NODE: Final = 100
+"""The highest limit that Ray accepts for the gateways on a node."""
+
 _DRAIN_ALLOWANCE: Final = 30.0
 """Seconds that a replica or a gateway has to end in addition to those of its requests."""
 
@@ -67,8 +70,10 @@ def release_options(config: ClusterConfig, release: Release) -> dict[str, Any]:
 
 def gateway_options(config: ClusterConfig, plan: Plan) -> dict[str, Any]:
     """Return the options of the deployment of gateways, with what they are told."""
+    first, last = config.gateways.ports
     return {
         "num_replicas": config.gateways.replicas,
+        "max_replicas_per_node": min(_MOST_ON_NODE, last - first + 1),
         "ray_actor_options": {"num_cpus": config.gateways.cpus},
         "user_config": msgspec.to_builtins(plan),
         **_lifecycle(config),

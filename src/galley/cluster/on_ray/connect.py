@@ -120,11 +120,16 @@ def _folder(config: ClusterConfig) -> Path:
 
 
 def _processes(folder: Path) -> Iterator[int]:
-    """Yield the processes of the Ray node that has this folder: it is in their command lines."""
-    mark = f"{folder}/".encode()
+    """Yield this user's processes of the Ray node that has this folder: flags of theirs name it.
+
+    An editor or a pager that shows the node's logs is none of them.
+    """
+    mark = f"={folder}/".encode()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if mark in entry.read_bytes() and int(entry.parent.name) != os.getpid():
+            mine = entry.stat().st_uid == os.geteuid()
+            command = entry.read_bytes()
+            if mine and mark in command and int(entry.parent.name) != os.getpid():
                 yield int(entry.parent.name)
 
 

@@ -6,7 +6,7 @@ what is deployed, so a deployment that was interrupted is completed by the next 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -56,6 +56,8 @@ class Deployment:
         }
         details = client.get_serve_details()["applications"]
         self._old_plan = plan_of(details.get(config.name))
+        before, wanted = self._before.get(config.name, {}), {"spec": gateway_spec(config)}
+        self._replaces_gateways = _as_json(before.get("args")) != _as_json(wanted)
 
     def run(self) -> None:
         """Deploy, and return when old releases have gone.
@@ -128,25 +130,18 @@ class Deployment:
             "args": {"spec": gateway_spec(self._config)},
             "deployments": [{"name": GATEWAY, **gateway_options(self._config, plan)}],
         }
-        prefix = f"{self._config.name}."
-        others = [
-            app
-            for name, app in self._before.items()
-            if name != self._config.name and not name.startswith(prefix)
-        ]
-        applications = [*others, gateways, *releases.values()]
-        schema = ServeDeploySchema.model_validate(
-            {"proxy_location": "Disabled", "applications": applications}
-        )
-        self._client.deploy_apps(schema)
+        _deploy(self._client, self._config, [gateways, *releases.values()])
 
     def _restore(self) -> None:
         """Deploy what was deployed before."""
-        applications = {"proxy_location": "Disabled", "applications": [*self._before.values()]}
-        self._client.deploy_apps(ServeDeploySchema.model_validate(applications))
+        own = [app for name, app in self._before.items() if _is_of(self._config, name)]
+        _deploy(self._client, self._config, own)
 
     def _until_started(self, names: set[str]) -> None:
-        """Wait until applications have a replica, or need none, and there is a gateway."""
+        """Wait until applications have a replica, or need none, and there is a gateway.
+
+        If gateways are replaced, wait for all: those that there are say nothing of the new ones.
+        """
         seconds = self._config.rollout.ready_seconds
         deadline = time.monotonic() + seconds
         waiting = {*names, self._config.name}
@@ -156,7 +151,8 @@ class Deployment:
                 found = details.get(name, {})
                 if found.get("status") == "DEPLOY_FAILED":
                     raise GalleyError(f"{name} cannot be started: {_reason(found)}")
-                if found.get("status") == "RUNNING" or _has_replica(found):
+                all_needed = name == self._config.name and self._replaces_gateways
+                if found.get("status") == "RUNNING" or (not all_needed and _has_replica(found)):
                     waiting.discard(name)
             if waiting and time.monotonic() > deadline:
                 reasons = "; ".join(_reason(details.get(one, {})) for one in sorted(waiting))
@@ -182,12 +178,8 @@ class Deployment:
 
 def remove(client: Any, config: ClusterConfig) -> list[str]:
     """Remove the applications of a cluster, which complete their requests; return their names."""
-    before = _deployed(client)
-    prefix = f"{config.name}."
-    gone = [name for name in before if name == config.name or name.startswith(prefix)]
-    others = [app for name, app in before.items() if name not in gone]
-    schema = {"proxy_location": "Disabled", "applications": others}
-    client.deploy_apps(ServeDeploySchema.model_validate(schema))
+    gone = [name for name in _deployed(client) if _is_of(config, name)]
+    _deploy(client, config, [])
     deadline = time.monotonic() + 2 * config.rollout.drain_seconds
     while time.monotonic() < deadline:
         left = client.get_serve_details()["applications"]
@@ -195,6 +187,21 @@ def remove(client: Any, config: ClusterConfig) -> list[str]:
             break
         time.sleep(_POLL_SECONDS)
     return gone
+
+
+def _deploy(client: Any, config: ClusterConfig, own: Sequence[dict[str, Any]]) -> None:
+    """Have these applications of a cluster, and those of others as they are by now."""
+    others = [app for name, app in _deployed(client).items() if not _is_of(config, name)]
+    schema = {"proxy_location": "Disabled", "applications": [*others, *own]}
+    client.deploy_apps(ServeDeploySchema.model_validate(schema))
+
+
+def _is_of(config: ClusterConfig, name: str) -> bool:
+    return name == config.name or name.startswith(f"{config.name}.")
+
+
+def _as_json(args: object) -> bytes:
+    return msgspec.json.encode(args, order="deterministic")
 
 
 def _deployed(client: Any) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,8 @@ from galley.cluster.config import ClusterConfig, Gateways, Network, underscored
 from galley.cluster.members import Members, Release, write_members
 from galley.cluster.on_ray import directory
 from galley.cluster.on_ray.plan import Plan, PlannedRelease
-from galley.cluster.on_ray.serve_process import ServeProcess
+from galley.cluster.on_ray.serve_process import UNHEALTHY_STARTS, ServeProcess
+from galley.errors import EngineFailed
 from galley.observe import logs
 
 log = logging.getLogger("galley.cluster")
@@ -24,9 +25,6 @@ log = logging.getLogger("galley.cluster")
 _FOLLOW_SECONDS: Final = 0.2
 _FIGURES_SECONDS: Final = 0.5
 _HANDLE_SECONDS: Final = 1.0
-_UNHEALTHY_STARTS: Final = 5
-"""Consecutive failed starts of the process after which Ray Serve replaces the gateway."""
-
 Key = tuple[str, str]
 """Application and deployment."""
 
@@ -79,26 +77,36 @@ class Gateway:
             "replica_file": str(self._replica_file),
         }
         self._tasks: list[asyncio.Task[None]] = []
+        self._supervising: asyncio.Task[None] | None = None
 
     async def reconfigure(self, plan: dict[str, Any]) -> None:
-        """Serve these models and releases from now on; see :class:`Plan`."""
+        """Serve these models and releases from now on; see :class:`Plan`.
+
+        Raises:
+            EngineFailed: the process does not start.
+        """
         self._plan = msgspec.convert(plan, Plan)
         self._list_replicas()
         models = {name: model.settings for name, model in self._plan.models.items()}
         await self._process.configure({**self._settings, "models": models})
         if not self._tasks:
-            loops = (self._follow(), self._connect(), self._watch(), self._process.supervise())
+            self._supervising = asyncio.create_task(self._process.supervise())
+            loops = (self._follow(), self._connect(), self._watch())
             self._tasks = [asyncio.create_task(one) for one in loops]
-            await self._process.listening()
+            try:
+                await self._process.listening()
+            except BaseException:
+                await self._end()
+                raise
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Return where the gateway listens and what it knows, for ``galley cluster status``."""
         return {"url": self._process.url, "figures": self._figures}
 
     async def check_health(self) -> None:
-        """Raise RuntimeError if the process fails to start again and again."""
-        if self._process.failed_starts >= _UNHEALTHY_STARTS:
-            raise RuntimeError(f"galley serve fails to start; see {self._process.log_path}")
+        """Raise EngineFailed if the process fails to start again and again."""
+        if self._process.failed_starts >= UNHEALTHY_STARTS:
+            raise EngineFailed(f"galley serve fails to start: {self._process.last_words}")
 
     async def __call__(self, _: object) -> str:
         """Answer requests that come by Ray Serve's own proxy."""
@@ -106,13 +114,22 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Let the process complete its requests, and end; Ray Serve calls it once."""
+        await self._end()
+
+    async def _end(self) -> None:
+        if self._supervising is not None:
+            self._supervising.cancel()
+        # Until it has ended, the process is told of replicas that can continue its streams.
+        await self._process.close()
         for task in self._tasks:
             task.cancel()
-        await self._process.close()
 
     async def _follow(self) -> None:
         while True:
-            self._list_replicas()
+            try:
+                self._list_replicas()
+            except OSError as error:
+                log.error("the file of replicas cannot be written: %s", error)
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     def _list_replicas(self) -> None:

@@ -78,7 +78,7 @@ class ModelReplica:
                 "or keep the network private",
                 host,
             )
-        self._host = ReplicaHost(settings, access)
+        self._host = ReplicaHost(settings, access, self._spec.release)
         self._closing: asyncio.Task[None] | None = None
         try:
             await self._host.start()

@@ -5,6 +5,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -20,7 +21,12 @@ from typing import Any, Final
 
 import yaml
 
+from galley.errors import EngineFailed
+
 log = logging.getLogger("galley.cluster")
+
+UNHEALTHY_STARTS: Final = 5
+"""Consecutive failed starts after which a process will most likely never start."""
 
 _FIRST_RETRY_SECONDS: Final = 0.5
 _LONGEST_RETRY_SECONDS: Final = 10.0
@@ -31,6 +37,18 @@ _END_SECONDS: Final = 10.0
 _PARENT_DEATH_SIGNAL: Final = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 
+_LISTENS: Final = re.compile(rb"Galley \S+ listens on ")
+"""What the process prints once it accepts connections and handles signals."""
+
+_START_FAILED: Final = 1
+"""Exit code of a process that could not start."""
+
+_MOST_START_BYTES: Final = 1 << 20
+_LAST_BYTES: Final = 4096
+_MOST_LOG_BYTES: Final = 64 << 20
+_LOG_SECONDS: Final = 10.0
+"""Seconds between two looks at the size of the log."""
+
 
 class ServeProcess:
     """Supervises one ``galley serve``. For use in one event loop.
@@ -38,8 +56,8 @@ class ServeProcess:
     Attributes:
         folder: its files, which end with it.
         key: an admin key of the process.
-        log_path: where its output goes.
-        failed_starts: consecutive starts after which it did not listen.
+        log_path: where its output goes; what is older than 64 MiB is in ``log.old``, or gone.
+        failed_starts: consecutive starts that failed.
     """
 
     def __init__(self, host: str, ports: tuple[int, int], *, drain_seconds: float) -> None:
@@ -60,7 +78,8 @@ class ServeProcess:
         self._port = 0
         self._process: asyncio.subprocess.Process | None = None
         self._settings: dict[str, Any] = {}
-        self._listening = asyncio.Event()
+        self._up = False
+        self._error = ""
         # Loaded here: nothing may be imported between fork and exec.
         self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
@@ -81,12 +100,11 @@ class ServeProcess:
 
     @property
     def last_words(self) -> str:
-        """The last line of its output."""
-        try:
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1] if lines else "it has said nothing"
+        """Why it could not be started, or the last line of its output."""
+        if self._error:
+            return self._error
+        lines = _read(self.log_path, -_LAST_BYTES, _LAST_BYTES).decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it has said nothing")
 
     async def configure(self, given: dict[str, Any]) -> None:
         """Use these settings; a running process reloads models that changed, and loses no stream."""
@@ -100,13 +118,19 @@ class ServeProcess:
             return
         self._settings = settings
         self._write()
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGHUP)
+        if self._up:
+            self._reload()
 
     async def listening(self) -> None:
-        """Wait until the process accepts connections."""
-        await self._listening.wait()
+        """Wait until the process accepts connections.
+
+        Raises:
+            EngineFailed: it fails to start again and again.
+        """
+        while not self._up:
+            if self.failed_starts >= UNHEALTHY_STARTS:
+                raise EngineFailed(f"galley serve fails to start: {self.last_words}")
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def supervise(self) -> None:
         """Start the process, and start it again whenever it ends."""
@@ -114,17 +138,36 @@ class ServeProcess:
             if self.failed_starts:
                 delay = _FIRST_RETRY_SECONDS * 2 ** min(self.failed_starts - 1, 8)
                 await asyncio.sleep(min(_LONGEST_RETRY_SECONDS, delay))
-            self._port = self._port or _free_port(self._host, self._ports)
-            self._settings = {**self._settings, "port": self._port}
-            self._write()
-            if await self._run():
+            try:
+                started = await self._start()
+            except OSError as error:
+                # No port is free, or there are too few descriptors or processes: this can pass.
+                log.error("galley serve cannot be started: %s", error)
+                self._error, started = str(error), False
+            if started:
                 self.failed_starts = 0
             else:
                 self.failed_starts += 1
                 self._port = 0  # another process may have taken it
 
+    async def _start(self) -> bool:
+        """Run the process once, at a port that is free; return whether it could start."""
+        self._port = self._port or _free_port(self._host, self._ports)
+        self._settings = {**self._settings, "port": self._port}
+        self._write()
+        self._error = ""
+        return await self._run()
+
+    def _reload(self) -> None:
+        """Have the process read its settings again. Before it listens, the signal would end it."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
+
     def figures(self) -> dict[str, Any] | None:
         """Return model -> release -> what it has to do; None if the process does not answer. Blocks."""
+        if not self._up:
+            return None  # another process may have its port, and must not be given the key
         url = self.own_url
         headers = {"Authorization": f"Bearer {self.key}"}
         # It is this gateway's own process, so its certificate proves nothing.
@@ -158,7 +201,8 @@ class ServeProcess:
         new.replace(self.folder / "galley.yaml")
 
     async def _run(self) -> bool:
-        """Run the process once; return whether it ever listened."""
+        """Run the process once; return whether it could start."""
+        given, since = self._settings, _size(self.log_path)
         keys = [self.key, *filter(None, os.environ.get("GALLEY_ADMIN_KEY", "").split(","))]
         command = (
             sys.executable,
@@ -178,27 +222,28 @@ class ServeProcess:
             )
         ended = asyncio.create_task(process.wait())
         try:
-            # No event says that another process listens.
-            while not ended.done() and not await asyncio.to_thread(self._answers):  # noqa: ASYNC110
+            # No event says that another process listens. A connection would not, either: another process
+            # may have taken the port.
+            while not ended.done() and not self._listens(since):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
-            if ended.done():
-                log.error("galley serve ended with %s; see %s", process.returncode, self.log_path)
-                return False
-            log.info("this gateway listens on %s", self.url)
-            self._listening.set()
-            await ended
-            log.error("galley serve ended with %s; starting it again", process.returncode)
-            return True
+            if not ended.done():
+                self._up = True
+                log.info("this gateway listens on %s", self.url)
+                if self._settings != given:
+                    self._reload()
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=_LOG_SECONDS)
+                await asyncio.to_thread(_shorten, self.log_path)
+            listened = self._up
+            log.error("galley serve ended with %s: %s", process.returncode, self.last_words)
+            return listened and process.returncode != _START_FAILED
         finally:
+            self._up = False
             ended.cancel()
 
-    def _answers(self) -> bool:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104
-        try:
-            with socket.create_connection((host, self._port), timeout=1):
-                return True
-        except OSError:
-            return False
+    def _listens(self, since: int) -> bool:
+        """Return whether the process has said so, after these bytes of its log."""
+        return _LISTENS.search(_read(self.log_path, since, _MOST_START_BYTES)) is not None
 
     def _end_with_parent(self) -> Callable[[], None] | None:
         """Return what has the process drain and end if this one is killed."""
@@ -215,3 +260,25 @@ def _free_port(host: str, ports: tuple[int, int]) -> int:
         with suppress(OSError), socket.create_server((host, port), family=family):
             return port
     raise OSError(f"no port of {ports[0]} to {ports[1]} is free at {host}")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _read(path: Path, start: int, most: int) -> bytes:
+    """Return a part of a file; ``start``: from its end, if negative. Empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, start if start >= 0 else _size(path) + start))
+            return file.read(most)
+    except OSError:
+        return b""
+
+
+def _shorten(path: Path, most: int = _MOST_LOG_BYTES) -> None:
+    """Move the contents of a log that has become long to ``log.old``; the process goes on appending."""
+    with suppress(OSError):
+        if _size(path) > most:
+            shutil.copyfile(path, path.with_name(f"{path.name}.old"))
+            os.truncate(path, 0)

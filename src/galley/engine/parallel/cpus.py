@@ -14,18 +14,20 @@ from galley.machine import usable_cpus
 NODES: Final = Path("/sys/devices/system/node")
 
 
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as ``0-7,16``.
+def parse_cpus(text: str, separator: str = "+") -> tuple[int, ...]:
+    """Return the CPUs of a list such as ``0-7+16``.
+
+    Settings separate lists by commas, so a list has plus signs; the kernel's lists have commas.
 
     Raises:
         SettingsError: the text is not such a list.
     """
     found: set[int] = set()
-    for part in text.split(","):
+    for part in text.split(separator):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise SettingsError(
-                f"tensor_parallel_cpus: {text!r} is not a list of CPUs such as 0-7,16"
+                f"tensor_parallel_cpus: {text!r} is not a list of CPUs such as 0-7+16"
             )
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
@@ -93,5 +95,5 @@ def _nodes(folder: Path, usable: set[int]) -> list[set[int]]:
     """Return the usable CPUs of each NUMA node that has any."""
     lists = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     texts = (path.read_text().strip() for path in lists)
-    nodes = (usable.intersection(parse_cpus(text)) for text in texts if text)
+    nodes = (usable.intersection(parse_cpus(text, ",")) for text in texts if text)
     return [node for node in nodes if node]

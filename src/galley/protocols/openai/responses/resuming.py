@@ -66,6 +66,10 @@ class Resuming:
                 return found
             raise not_found(name)
         if await self._shared.take_over(tenant, name):
+            # Its server may have stored it, and withdrawn its claim, in the meantime.
+            if (found := await self.store.find(tenant, name)) is not None:
+                await self._shared.ended(tenant, name)
+                return found
             log.info("answering %s, whose server has ended", name)
             task = asyncio.create_task(self._answer(self._shared, caller, name, begun))
             self._tasks.add(task)

@@ -76,8 +76,12 @@ class SharedResponses:
                 max_connections=_MOST_CONNECTIONS,
                 timeout=_OPERATION_SECONDS,
             )
-        except ValueError as error:
-            raise SettingsError(f"stored_responses_at: {error}") from None
+        except ValueError:
+            # Redis's own message has a part of the URL, which may be one of the password.
+            raise SettingsError(
+                "stored_responses_at is not the URL of a Redis, such as redis://localhost:6379/0; write "
+                "special characters of a password as %XX"
+            ) from None
         self._redis: Any = redis.Redis.from_pool(pool)
         self._most = settings.stored_responses
         self._most_bytes = settings.stored_response_bytes
