@@ -74,3 +74,19 @@ def test_tenants_and_priorities_decide_which_texts_the_next_batch_has(runtime: B
         runtime.may_end.put(None)
         batches.append(set(next_batch(engine, runtime)))
     assert batches == [{"urgent", "few"}, {"many0", "many1"}, {"many2", "many3"}]
+
+
+def test_requests_that_end_at_once_do_not_hold_up_texts(runtime: Batches) -> None:
+    engine = TextEngine(runtime, INFO, max_running=8, priority_steps=100)
+    engine.add(request("text", ""))
+    next_batch(engine, runtime)
+    runtime.may_end.put(None)
+    seen: list[str] = []
+    for number in range(300):
+        done = Generate(prompt=[1], output=[1], sampling=SamplingParams(max_tokens=1))
+        engine.add(EngineRequest(id=f"done{number}", payload=done))
+        seen += [output.request_id for output in engine.step()]
+        assert seen[-1] == "text" or f"done{number}" in seen
+        if "text" in seen:
+            break
+    assert "text" in seen

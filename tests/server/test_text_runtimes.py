@@ -108,15 +108,16 @@ def streamed(
 ) -> tuple[str, int, int]:
     """Return a stream's text, and the tokens of its prompt and output.
 
-    ``after`` is called once text has arrived.
+    ``after`` is called once, as soon as text has arrived: on a busy machine, one part may have all of it.
     """
     parts: list[dict[str, Any]] = []
     with server.client() as client, client.stream("POST", PLAIN, json=request) as answer:
         for event in events(answer):
             if event != "[DONE]":
                 parts.append(json.loads(event))
-            if after is not None and len(parts) == 3:
+            if after is not None:
                 after()
+                after = None
     text = "".join(choice["text"] for part in parts for choice in part["choices"])
     usage = parts[-1]["usage"]
     return text, usage["prompt_tokens"], usage["completion_tokens"]

@@ -104,6 +104,35 @@ def test_one_stream_takes_only_so_much_at_once() -> None:
     asyncio.run(run())
 
 
+def test_a_reader_far_behind_lets_others_run() -> None:
+    """Its client was slow, and reads again."""
+
+    async def run() -> None:
+        budget = UnreadBudget()
+        behind, other = Unread(budget, lambda: None), Unread(budget, lambda: None)
+        for _ in range(50 * 32):
+            behind.put(output())
+        read: list[str] = []
+
+        async def read_all() -> None:
+            for _ in range(50):
+                await behind.get()
+                read.append("behind")
+
+        async def read_one() -> None:
+            await other.get()
+            read.append("other")
+
+        tasks = [asyncio.create_task(read_one()), asyncio.create_task(read_all())]
+        await asyncio.sleep(0)
+        other.put(output())
+        await asyncio.gather(*tasks)
+        assert read.index("other") <= 2
+        assert budget.total == 0
+
+    asyncio.run(run())
+
+
 def test_few_readers_run_in_each_round_of_the_loop() -> None:
     """So a request that arrives meanwhile does not wait for all of them; each still takes all there is."""
 

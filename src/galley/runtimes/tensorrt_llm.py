@@ -96,7 +96,9 @@ class TensorRTRuntime:
         self._results: dict[str, Any] = {}
         self._news: Queue[_News] = Queue()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tensorrt-llm")
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="tensorrt-llm", daemon=True
+        )
         self._thread.start()
 
     def _load(self, path: Path, options: TensorRTOptions, sizes: TextSizes) -> Any:

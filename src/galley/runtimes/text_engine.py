@@ -107,8 +107,8 @@ class TextEngine(Generic[Writing]):
         meter = self._meter
         meter.begin()
         self._begin_waiting()
-        if self._ended:
-            ended, self._ended = self._ended, []
+        ended, self._ended = self._ended, []
+        if ended and not self._texts:
             return ended
         meter.assembled()
         began = time.monotonic()
@@ -118,7 +118,7 @@ class TextEngine(Generic[Writing]):
         self._charge(advances)
         outputs = [self._output(advance) for advance in advances if _reports(advance)]
         meter.end()
-        return outputs
+        return [*ended, *outputs]
 
     def _begin_waiting(self) -> None:
         while len(self._waiting) and len(self._texts) < self._most and self._runtime.room > 0:

@@ -83,8 +83,7 @@ class VLLMRuntime:
             raise UnsupportedModel(
                 f"{path} is not a folder of safetensors, and vLLM reads no others"
             )
-        os.environ.update(_ENVIRONMENT)
-        os.environ.setdefault("OMP_NUM_THREADS", str(sizes.threads))
+        os.environ.update(_ENVIRONMENT, OMP_NUM_THREADS=str(sizes.threads))
         self._vllm = import_library("vllm", VLLM_ENGINE, "vllm")
         self._engine = self._load(path, options, sizes)
         self._vocab_size = sizes.vocabulary

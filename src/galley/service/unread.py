@@ -120,6 +120,7 @@ class Unread:
         self._outputs: deque[Output] = deque()
         self._error: GalleyError | None = None
         self._there = asyncio.Event()
+        self._behind = False
         self._ended = False
 
     def put(self, output: Output) -> None:
@@ -140,6 +141,9 @@ class Unread:
 
     async def get(self) -> Output:
         """Wait for Outputs and return them merged into one. Raises a failed stream's error, once."""
+        if self._behind:
+            # The event is set, so a reader far behind would let nobody else run.
+            await asyncio.sleep(0)
         await self._there.wait()
         if not self._outputs:
             # Its traceback refers to this frame, so a reference from here to it would be a cycle: all that
@@ -153,6 +157,7 @@ class Unread:
         taken = [self._outputs.popleft()]
         while self._outputs and len(taken) < _MOST_TAKEN and not _is_failure(self._outputs[0]):
             taken.append(self._outputs.popleft())
+        self._behind = bool(self._outputs)
         if not self._outputs and self._error is None:
             self._there.clear()
         self._count(-sum(map(size_of, taken)))

@@ -2,7 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -66,10 +68,27 @@ def cpus_of_ranks(wanted: Sequence[str], ranks: int, nodes: Path = NODES) -> lis
     ]
 
 
-def run_on(cpus: Sequence[int]) -> None:
-    """Let the calling thread, and those that it starts, run on these CPUs only; none: change nothing."""
-    if cpus and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cpus)
+def run_on(cpus: Sequence[int]) -> Callable[[], None]:
+    """Let the calling thread, and those that it starts, run on these CPUs only; none: change nothing.
+
+    Returns:
+        A function that lets this thread run where it could before; any thread may call it.
+    """
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return _nothing
+    before, thread = os.sched_getaffinity(0), threading.get_native_id()
+    os.sched_setaffinity(0, cpus)
+
+    def undo() -> None:
+        if Path(f"/proc/self/task/{thread}").exists():
+            with suppress(OSError):  # the thread has just ended, or may no longer use these CPUs
+                os.sched_setaffinity(thread, before)
+
+    return undo
+
+
+def _nothing() -> None:
+    """Undo nothing."""
 
 
 def _nodes(folder: Path, usable: set[int]) -> list[set[int]]:

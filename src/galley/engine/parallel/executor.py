@@ -3,7 +3,7 @@
 import itertools
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,8 @@ from galley.ops.executor import BlockAccess, Bytes, Executor, ExpertCounts, Subm
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types.model_info import ExpertCosts, StepCosts
 
-_LAST_WORDS_SECONDS: Final = 2.0
+_REASON_SECONDS: Final = 2.0
+"""How long a rank that failed may take to report why, once the step has ended."""
 
 
 class PackedAdapter:
@@ -54,6 +55,7 @@ class ParallelExecutor:
         links: the connections to the other ranks, in their order.
         loaded: what these have loaded.
         shared: rank 0's communicator.
+        on_close: called when the ranks have ended.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ParallelExecutor:
         links: Sequence[RankLink],
         loaded: Sequence[Loaded],
         shared: Communicator,
+        on_close: Callable[[], None],
     ) -> None:
         self._own = own
         self._parts = parts
@@ -73,7 +76,7 @@ class ParallelExecutor:
         self._dropped: list[int] = []
         self.kv_groups = own.kv_groups
         self.activations = own.activations
-        self._end = weakref.finalize(self, _close, list(links))
+        self._end = weakref.finalize(self, _close, list(links), on_close)
 
     @property
     def isa(self) -> str:
@@ -125,6 +128,8 @@ class ParallelExecutor:
         """Allocate blocks of the same numbers at all ranks, each with the keys and values of its heads."""
         self._send(encode(Allocate(blocks, states)))
         self._own.allocate_kv(blocks, states)
+        for link in self._links:  # which read and write blocks as soon as they receive such frames
+            link.allocated()
 
     def block_bytes(self, group: int) -> int:
         """See :class:`galley.ops.executor.BlockAccess`."""
@@ -197,8 +202,8 @@ class ParallelExecutor:
         return self._own
 
     def _reason(self) -> GalleyError | None:
-        """Return why a rank was lost: its last words may still be on their way."""
-        until = time.monotonic() + _LAST_WORDS_SECONDS
+        """Return why a rank was lost: its report may not have arrived yet."""
+        until = time.monotonic() + _REASON_SECONDS
         while time.monotonic() < until:
             for link in self._links:
                 if link.error is not None:
@@ -222,6 +227,14 @@ def adapter_part(adapter: AdapterWeights, part: Divided) -> AdapterWeights:
     return {name: own(name, one) for name, one in adapter.items()}
 
 
-def _close(links: list[RankLink]) -> None:
+def close_all(links: Sequence[RankLink]) -> None:
+    """End ranks, which takes as long as the slowest of them."""
+    for link in links:
+        link.hang_up()
     for link in links:
         link.close()
+
+
+def _close(links: Sequence[RankLink], on_close: Callable[[], None]) -> None:
+    close_all(links)
+    on_close()

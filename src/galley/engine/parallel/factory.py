@@ -4,12 +4,12 @@ import dataclasses
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from galley.engine.parallel.cpus import cpus_of_ranks, run_on
-from galley.engine.parallel.executor import ParallelExecutor
+from galley.engine.parallel.executor import ParallelExecutor, close_all
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.links import RankLink, start_rank, waiting_for
 from galley.engine.parallel.rank import digest, options_of
@@ -83,6 +83,7 @@ class ParallelFactory:
         file = new_memory(options.ranks, SLOT_BYTES)
         children: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
         links: list[RankLink] = []
+        undo: Callable[[], None] | None = None
         try:
             shared = communicator(file, 0, options.ranks, SLOT_BYTES)
             children += (start_rank(file) for _ in parts[1:])
@@ -90,26 +91,30 @@ class ParallelFactory:
             for part, (connection, child) in zip(parts[1:], children, strict=True):
                 links.append(RankLink(part.rank, connection, shared, waiting_for(child)))
                 links[-1].send(encode(self._begin(part, options, shares[part.rank])))
-            run_on(self._cpus[0])
+            undo = run_on(self._cpus[0])
             own = self._base(
                 parts[0].program,
                 parts[0].weights(weights),
-                options_of(parts[0], options, shared, shares[0]),
+                options_of(parts[0], self._of_rank(0, options), shared, shares[0]),
             )
             loaded = [link.loaded() for link in links]
-            return ParallelExecutor(own, parts, links, loaded, shared)
+            return ParallelExecutor(own, parts, links, loaded, shared, undo)
         except BaseException:
-            for connection, child in children[len(links) :]:
+            unlinked = children[len(links) :]
+            for connection, _ in unlinked:
                 connection.close()
-                child.wait()
-            for link in links:
-                link.close()
+            close_all(links)
+            for _, child in unlinked:
+                waiting_for(child)()
+            if undo is not None:
+                undo()
             raise
         finally:
             os.close(file)
 
     def _begin(self, part: Divided, options: ExecutorOptions, expert_cache: int) -> Begin:
-        settings = dataclasses.replace(self._settings, threads=options.threads)
+        threads = self._of_rank(part.rank, options).threads
+        settings = dataclasses.replace(self._settings, threads=threads)
         return Begin(
             settings=settings,
             folder=str(self._folder),
@@ -120,6 +125,13 @@ class ParallelFactory:
             expert_cache_bytes=expert_cache,
             ops=digest(part),
         )
+
+    def _of_rank(self, rank: int, options: ExecutorOptions) -> ExecutorOptions:
+        """Return the options with a rank's threads: by default, no more than it has CPUs."""
+        cpus = self._cpus[rank]
+        if self._settings.threads or not cpus:
+            return options
+        return dataclasses.replace(options, threads=min(options.threads, len(cpus)))
 
     def _parts(self, program: Program, options: ExecutorOptions) -> list[Divided]:
         """Return what each rank computes.
@@ -133,6 +145,7 @@ class ParallelFactory:
         return self._known[1]
 
     def _memory(self, part: Divided, weights: Weights, options: ExecutorOptions) -> ExecutorMemory:
+        options = self._of_rank(part.rank, options)
         own = options_of(part, options, None, options.expert_cache_bytes)
         return self._base.memory(part.program, part.weights(weights), own)
 

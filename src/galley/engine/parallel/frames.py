@@ -6,6 +6,7 @@ Rank 0 sends; steps are not answered, since all ranks meet in the exchanges of t
 import itertools
 import socket
 import struct
+import threading
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,6 +52,10 @@ class Allocate(msgspec.Struct, tag="allocate", frozen=True):
 
     blocks: int
     states: int
+
+
+class Allocated(msgspec.Struct, tag="allocated", frozen=True):
+    """The answer to :class:`Allocate`."""
 
 
 class RunStep(msgspec.Struct, tag="step", frozen=True):
@@ -134,7 +139,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 ToRank: TypeAlias = Begin | Allocate | RunStep | PackAdapter | SetAdapter | ReadBlock | WriteBlock
-FromRank: TypeAlias = Loaded | Block | Packed | Failed
+FromRank: TypeAlias = Loaded | Allocated | Block | Packed | Failed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _TO_RANK: Final = msgspec.msgpack.Decoder[ToRank](ToRank)
@@ -142,11 +147,12 @@ _FROM_RANK: Final = msgspec.msgpack.Decoder[FromRank](FromRank)
 
 
 class Channel:
-    """One end of a socket pair; one thread may send while another receives."""
+    """One end of a socket pair; threads may send at the same time, and one may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._file = connection.makefile("rb")
+        self._sending = threading.Lock()
 
     def send(self, frame: ToRank | FromRank) -> None:
         """Send a frame. Raises OSError if the other end has closed."""
@@ -154,7 +160,8 @@ class Channel:
 
     def send_encoded(self, data: bytes) -> None:
         """Send a frame that :func:`encode` made."""
-        self._socket.sendall(data)
+        with self._sending:  # the frames of two threads must not mix
+            self._socket.sendall(data)
 
     def receive_at_rank(self) -> ToRank | None:
         """Return the next frame of rank 0; None at the end."""

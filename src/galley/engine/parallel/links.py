@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from galley.engine.parallel.frames import (
+    Allocated,
     Block,
     Channel,
     Failed,
@@ -38,7 +39,7 @@ _ERRORS = {
     "engine": EngineFailed,
 }
 
-Answer = TypeVar("Answer", Loaded, Block, Packed)
+Answer = TypeVar("Answer", Loaded, Allocated, Block, Packed)
 
 
 class RankLink:
@@ -65,7 +66,6 @@ class RankLink:
         self._channel = Channel(connection)
         self._answers: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
         self._asking = threading.Lock()
-        self._sending = threading.Lock()
         self._closing = False
         self.error: GalleyError | None = None
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"galley-rank-{rank}")
@@ -78,8 +78,7 @@ class RankLink:
             EngineFailed: the rank has ended.
         """
         try:
-            with self._sending:
-                self._channel.send_encoded(data)
+            self._channel.send_encoded(data)
         except OSError:
             self._reader.join()
             raise self.lost() from None
@@ -91,6 +90,14 @@ class RankLink:
             GalleyError: it could not, for the same reasons as an executor of the whole model.
         """
         return self._answer(Loaded)
+
+    def allocated(self) -> None:
+        """Wait until the rank has allocated its KV blocks.
+
+        Raises:
+            EngineFailed: it could not.
+        """
+        self._answer(Allocated)
 
     def pack(self, frame: PackAdapter) -> None:
         """Have the rank pack its part of an adapter. May be called on any thread.
@@ -114,10 +121,14 @@ class RankLink:
         """Return why the rank ended, or will not answer."""
         return self.error or EngineFailed(f"rank {self._rank} does not answer")
 
-    def close(self) -> None:
-        """End the rank."""
+    def hang_up(self) -> None:
+        """Have the rank end, and do not wait for it."""
         self._closing = True
         self._channel.close()
+
+    def close(self) -> None:
+        """End the rank."""
+        self.hang_up()
         self._reader.join()
 
     def _answer(self, kind: type[Answer]) -> Answer:
@@ -135,7 +146,8 @@ class RankLink:
             else:
                 self._answers.put(frame)
         status = self._wait()
-        if self.error is None and not self._closing:
+        # A rank that ends with status 0 does so because another has failed, which says why.
+        if status and self.error is None and not self._closing:
             what = f"rank {self._rank} of the model ended"
             if status == -signal.SIGKILL:
                 self.error = RankKilled(f"{what}: it was killed, perhaps for lack of memory")

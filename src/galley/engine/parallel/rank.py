@@ -1,6 +1,7 @@
 """What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
 
-One thread reads frames, and the main thread computes steps. ``service/rank.py`` is its process.
+One thread reads frames, the main thread computes steps, and a third one packs adapters and copies blocks
+for rank 0, so that steps do not wait for these. ``service/rank.py`` is its process.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import queue
 import socket
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, cast
@@ -19,11 +21,13 @@ import numpy as np
 from galley.engine.parallel.cpus import run_on
 from galley.engine.parallel.frames import (
     Allocate,
+    Allocated,
     Begin,
     Block,
     Channel,
     ErrorKind,
     Failed,
+    FromRank,
     Loaded,
     PackAdapter,
     Packed,
@@ -154,16 +158,35 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
         )
     )
     inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
     packed: dict[int, object] = {}
-    reader = threading.Thread(
-        target=_read, args=(channel, inbox, executor, packed, shared), daemon=True
-    )
-    reader.start()
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            traceback.print_exc()
+            _fail(channel, shared, Failed("engine", f"{type(error).__name__}: {error}"))
+            inbox.put(None)
+
+    def read() -> None:
+        guarded(lambda: _read(channel, inbox, asked, executor))
+        # Rank 0 is gone, or this rank has failed: both end waits in a step.
+        shared.fail()
+        inbox.put(None)
+        asked.put(None)
+
+    def answer() -> None:
+        guarded(lambda: _answer(channel, asked, executor, packed))
+
+    for target in (read, answer):
+        threading.Thread(target=target, daemon=True).start()
     while (frame := inbox.get()) is not None:
         if isinstance(frame, RunStep):
             executor.collect(executor.submit(batch_of(frame), _NOTHING))
         elif isinstance(frame, Allocate):
             executor.allocate_kv(frame.blocks, frame.states)
+            channel.send(Allocated())
         elif isinstance(frame, SetAdapter):
             for number in frame.dropped:
                 packed.pop(number, None)
@@ -181,25 +204,30 @@ def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> 
 def _read(
     channel: Channel,
     inbox: "queue.SimpleQueue[ToRank | None]",
+    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
+    executor: "LocalExecutor",
+) -> None:
+    """Read frames for the other threads, and restore blocks, which the next step may read."""
+    while (frame := channel.receive_at_rank()) is not None:
+        if isinstance(frame, PackAdapter | ReadBlock):
+            asked.put(frame)
+        elif isinstance(frame, WriteBlock):
+            executor.write_block(frame.block, frame.group, np.frombuffer(frame.data, np.uint8))
+        else:
+            inbox.put(frame)
+
+
+def _answer(
+    channel: Channel,
+    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
     executor: "LocalExecutor",
     packed: dict[int, object],
-    shared: Communicator,
 ) -> None:
-    """Read frames into the inbox; pack adapters, and copy blocks, while the main thread computes."""
-    try:
-        while (frame := channel.receive_at_rank()) is not None:
-            if isinstance(frame, PackAdapter):
-                channel.send(_pack(executor, frame, packed))
-            elif isinstance(frame, ReadBlock):
-                channel.send(Block(executor.read_block(frame.block, frame.group).tobytes()))
-            elif isinstance(frame, WriteBlock):
-                data = np.frombuffer(frame.data, np.uint8)
-                executor.write_block(frame.block, frame.group, data)
-            else:
-                inbox.put(frame)
-    except BaseException as error:
-        traceback.print_exc()
-        _fail(channel, shared, Failed("engine", f"{type(error).__name__}: {error}"))
-    # Rank 0 is gone, which also ends waits for it in a step.
-    shared.fail()
-    inbox.put(None)
+    """Pack adapters and send blocks, in the order of the frames."""
+    while (frame := asked.get()) is not None:
+        if isinstance(frame, PackAdapter):
+            answer: FromRank = _pack(executor, frame, packed)
+        else:
+            answer = Block(executor.read_block(frame.block, frame.group).tobytes())
+        with suppress(OSError):  # rank 0 is gone, which the reader notices
+            channel.send(answer)

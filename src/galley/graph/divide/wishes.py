@@ -67,7 +67,8 @@ def divide_heads(attrs: Mapping[str, Any], ranks: int) -> Heads:
     if heads < ranks or cut:
         raise SettingsError(
             f"tensor_parallel is {ranks}, but the model's {heads} attention heads share {kv_heads} KV "
-            f"heads and cannot be divided in this way; set it to a divisor of {kv_heads} or {heads}"
+            f"heads and cannot be divided in this way; set it to at most {kv_heads}, or to a multiple of "
+            f"{kv_heads} up to {heads}"
         )
     return Heads(own, kv)
 
