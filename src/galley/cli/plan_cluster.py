@@ -89,11 +89,11 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     type=click.Path(exists=True, path_type=Path),
     help="traffic: the folder of galley serve --record, or a JSONL file of Mooncake, AIPerf or GuideLLM",
 )
-@click.option("--speed", type=ABOVE_ZERO, help="of the trace, times as fast as recorded")
+@click.option("--speed", type=ABOVE_ZERO, help="with --trace: times as fast as recorded")
 @click.option(
     "--unit",
     type=click.Choice(["auto", "ms", "s"]),
-    help="of the trace's times; auto, the default: ms if it has hash_ids or session_id, else s",
+    help="with --trace: unit of its times; auto, the default: ms if it has hash_ids or session_id, else s",
 )
 @click.option("--rate", type=ABOVE_ZERO, help="traffic: requests a second, Poisson arrivals")
 @click.option(
@@ -109,29 +109,32 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
 @click.option("--seconds", type=ABOVE_ZERO, help="with --rate: how long; default: 300")
 @click.option("--prompt", metavar="LENGTHS", help=f"with --rate: {_LENGTHS}; default: 512")
 @click.option("--output", metavar="LENGTHS", help="with --rate: as --prompt; default: 128")
-@click.option("--prefixes", type=_COUNT, help="with --rate: different shared prefixes of prompts")
+@click.option("--prefixes", type=_COUNT, help="with --rate: how many prefixes prompts share")
 @click.option(
-    "--prefix-tokens", type=_COUNT, help="with --prefixes: tokens of each, in front of --prompt"
+    "--prefix-tokens", type=_COUNT, help="with --prefixes: tokens of each, in addition to --prompt"
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), help="with --rate: of what is drawn; default: 0"
+    "--seed", type=click.IntRange(min=0), help="with --rate: of the random numbers; default: 0"
 )
 @click.option(
     "--quantile",
     type=click.Choice(_QUANTILES),
     default="p95",
     show_default=True,
-    help="of all requests, which the goal is for",
+    help="quantile of all requests that has to meet the goal",
 )
 @click.option(
-    "--replicas", type=click.IntRange(1, 1000), help="how many; default: the fewest for the goal"
+    "--replicas",
+    type=click.IntRange(1, 1000),
+    help="simulate this many; default: the fewest that meet the goal",
 )
 @click.option(
     "--router",
     "routers",
     type=click.Choice(_ROUTERS),
     multiple=True,
-    help="galley is the one of galley serve; repeat for several; default: all",
+    help="galley is the one of galley serve; repeat to compare several; default: all, or galley with "
+    "--scaler",
 )
 @click.option(
     "--scaler",
@@ -139,15 +142,18 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     type=click.Choice(_SCALERS),
     multiple=True,
     help="autoscaler that changes the number of replicas, from --replicas (default: 1) up to "
-    "--most-replicas; galley is the one of galley cluster; repeat to compare several",
+    "--most-replicas; galley is the one of galley cluster, which aims at --ttft (default: 2) as "
+    "hpa-first-token does; repeat to compare several",
 )
 @click.option(
-    "--most-replicas", type=click.IntRange(1, 1000), help="with --scaler: at most; default: 100"
+    "--most-replicas",
+    type=click.IntRange(1, 1000),
+    help="with --scaler: the most replicas; default: 100",
 )
 @click.option(
     "--start-seconds",
     type=ABOVE_ZERO,
-    help="with --scaler: until a new replica serves; default: 60",
+    help="with --scaler: seconds until a new replica serves; default: 60",
 )
 @click.option(
     "--lose",
@@ -161,7 +167,8 @@ def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
 
     Replicas are simulated request by request, with the router of galley serve and three others. Times of
     steps are those of galley plan: a roofline of the machine, or of a measured replica (--measured). The
-    traffic is a trace, or drawn from distributions (--rate).
+    traffic is a trace, or drawn from distributions (--rate). --scaler changes the number of replicas on
+    the way, as autoscalers do.
     """
     json_file, html_file = options["json_file"], options["html_file"]
     check_folders(json=json_file, html=html_file)
@@ -339,21 +346,16 @@ def _refuse(options: dict[str, Any], names: Sequence[str], why: str) -> None:
 
 def _facts(settings: "Settings", options: dict[str, Any], traffic: "Traffic") -> dict[str, str]:
     """Return what was simulated, in words."""
-    turns = traffic.turns
-    prompt = sum(turn.line.input_length for turn in turns) / len(turns)
+    peak = "" if options["peak"] is None else f" to {options['peak']:g}"
     source = (
         options["trace"]
-        or f"{options['rate']:g}{_peak(options)} requests a second, seed {options['seed'] or 0}"
+        or f"{options['rate']:g}{peak} requests a second, seed {options['seed'] or 0}"
     )
     return {
         "model": f"{settings.model}, {options['precision']} weights",
-        "traffic": f"{source}: {len(turns):,} requests",
-        "tokens": f"prompts of {prompt:.0f} and answers of {traffic.mean_output:.0f} on average",
+        "traffic": f"{source}: {len(traffic):,} requests",
+        "tokens": f"prompts of {traffic.mean_prompt:.0f}, answers of {traffic.mean_output:.0f} on average",
     }
-
-
-def _peak(options: dict[str, Any]) -> str:
-    return "" if options["peak"] is None else f" to {options['peak']:g}"
 
 
 def _print_answers(answers: "Sequence[Answer]", query: "Query") -> None:
