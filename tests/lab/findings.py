@@ -2,12 +2,18 @@
 
 from galley.bench.serve.bars import Series
 from galley.bench.serve.chart import Line
+from galley.formats.source import BUNDLED_SPEECH
 from galley.lab.experiment import Bars, Claim, Curves, Figure, Finding
 from galley.lab.run import Outcome, Results
 from tests.peaks import peaks_of
 
 PEAKS = peaks_of(1e9, cpu="<a CPU>")
-CONDITIONS = {"model": "<m&m>", "run": "quick"}
+CONDITIONS = {
+    "model": "<m&m>",
+    "run": "quick",
+    "speech": BUNDLED_SPEECH,
+    "recordings": "/calls.jsonl",
+}
 TWICE = Claim(figure="gain", unit="times", low=2, high=5)
 
 

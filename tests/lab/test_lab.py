@@ -77,7 +77,10 @@ def test_the_page_has_every_experiment_and_no_network() -> None:
     made = page(experiments, found)
     assert "Contradicted here" in made
     assert "Not measured" in made
-    assert "galley lab batching --again --model &#x27;&lt;m&amp;m&gt;&#x27; --quick" in made
+    command = (
+        "galley lab batching --again --model &#x27;&lt;m&amp;m&gt;&#x27; --recordings /calls.jsonl"
+    )
+    assert f"{command} --quick" in made
     for url in ("http://", "https://", "<script"):
         assert url not in made
     assert "&lt;lines&gt;" in made

@@ -115,7 +115,7 @@ def _results(
     file: Path, settings: "Settings", quick: bool, speech: tuple[str, Path | None]
 ) -> "Results":
     from galley.bench.machine import PHASES, measure_machine
-    from galley.lab.run import Results, read_results
+    from galley.lab.run import BUNDLED_CALL, Results, read_results
     from galley.machine import cpu_and_cores
     from galley.ops.isa import naming
     from galley.settings.engine import changed_settings
@@ -130,7 +130,7 @@ def _results(
         "other settings": json.dumps(other) if other else "defaults",
         "run": "quick" if quick else "full",
         "speech": speech[0],
-        "recordings": str(speech[1].resolve()) if speech[1] else "a bundled call",
+        "recordings": str(speech[1].resolve()) if speech[1] else BUNDLED_CALL,
     }
     found = read_results(file, conditions)
     if found is not None:

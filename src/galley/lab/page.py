@@ -8,8 +8,9 @@ from typing import Final
 from galley.bench.serve.bars import bars
 from galley.bench.serve.chart import chart
 from galley.bench.serve.html import document, facts, table
+from galley.formats.source import BUNDLED_SPEECH
 from galley.lab.experiment import Bars, Experiment, Judgment, Picture, judge, verdict
-from galley.lab.run import Outcome, Results
+from galley.lab.run import BUNDLED_CALL, Outcome, Results
 
 _CLASSES: Final[Mapping[Judgment, str]] = {
     "confirmed": "good",
@@ -93,6 +94,12 @@ def _part(experiment: Experiment, outcome: Outcome | None, conditions: Mapping[s
 def _command(name: str, conditions: Mapping[str, str]) -> str:
     """Return the command that measures an experiment again."""
     words = ["galley", "lab", name, "--again", "--model", conditions["model"]]
+    for option, condition, default in (
+        ("--speech-model", "speech", BUNDLED_SPEECH),
+        ("--recordings", "recordings", BUNDLED_CALL),
+    ):
+        if conditions[condition] != default:
+            words += [option, conditions[condition]]
     return shlex.join([*words, *(["--quick"] if conditions["run"] == "quick" else [])])
 
 

@@ -24,6 +24,9 @@ from galley.machine import give_memory_back
 
 VERSION: Final = 1
 
+BUNDLED_CALL: Final = "a bundled call"
+"""The condition "recordings" if none are given."""
+
 _MODULES_OF: Final = {
     "speech": ("av", "jiwer", "onnxruntime", "soxr"),
     "torch": ("torch",),
