@@ -81,6 +81,7 @@ def test_a_release_has_the_name_of_its_contents() -> None:
         ({"gateways": {"ports": [9000, 8000]}}, "first must not be after"),
         ({"gateways": {"settings": {"port": 1}}}, "the cluster determines port"),
         ({"gateways": {"settings": {"replicas": 1}}}, "the cluster determines replicas"),
+        ({"gateways": {"settings": {"drain-seconds": 5}}}, "the cluster determines drain_seconds"),
         ({"gateways": {"settings": {"api-key": ["k"]}}}, "must not have secrets"),
         ({"gateways": {"settings": {"response_cache": "exact"}}}, "response cache"),
         ({"ray": {"ports": [20000, 20009]}}, "at least 32"),

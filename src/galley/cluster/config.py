@@ -33,6 +33,7 @@ Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 _OF_CLUSTER: Final = frozenset(
     {"host", "port", "grpc_port", "models", "models_dir", "model_repository", "served_model_name"}
+    | {"drain_seconds"}  # that of rollout
     | ClusterSettings.__annotations__.keys()
     | TransferSettings.__annotations__.keys()
 ) - {"gateway_headers", "objective"}
