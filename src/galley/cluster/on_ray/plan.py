@@ -10,6 +10,9 @@ from galley.cluster.config import ClusterConfig, Model, Release, underscored
 DEPLOYMENT: Final = "Replica"
 """Name of a release's deployment in an application of its own."""
 
+GATEWAY: Final = "Gateway"
+"""Name of the deployment of gateways."""
+
 
 class PlannedRelease(msgspec.Struct, frozen=True, kw_only=True):
     """One release as gateways know it.
@@ -89,3 +92,11 @@ def releases_of(config: ClusterConfig) -> list[tuple[str, Release]]:
         for release in (model, model.canary)
         if release is not None
     ]
+
+
+def plan_of(app: dict[str, Any] | None) -> Plan:
+    """Return the plan of the gateways of an application, from its details; empty without one."""
+    for deployment in ((app or {}).get("deployed_app_config") or {}).get("deployments", ()):
+        if deployment["name"] == GATEWAY and deployment.get("user_config"):
+            return msgspec.convert(deployment["user_config"], Plan)
+    return Plan(models={})

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 import ray
 
-from galley.cluster.config import ClusterConfig, Release
 from galley.cluster.host import ReplicaHost
+from galley.cluster.on_ray.specs import ReplicaSpec
 from galley.links.access import read_access
 from galley.observe import logs
 from galley.settings.config import LOOPBACK_HOSTS, Settings
@@ -17,43 +17,6 @@ log = logging.getLogger("galley.cluster")
 
 _DIGITS: Final = 2
 """Digits of figures: each change is sent to all routers."""
-
-
-class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is started with.
-
-    Attributes:
-        model: the model's name in the API.
-        release: the name of the release.
-        settings: those of ``galley replica``, by field.
-        host: the address to bind; empty: the node's address in the cluster.
-        ports: first and last port.
-    """
-
-    model: str
-    release: str
-    settings: dict[str, Any]
-    host: str
-    ports: tuple[int, int]
-
-
-def replica_spec(config: ClusterConfig, model: str, release: Release) -> dict[str, Any]:
-    """Return what the replicas of a release are started with, as Ray passes it on."""
-    gateway = config.gateway_settings()
-    shared = {
-        "drain_seconds": config.rollout.drain_seconds,
-        "stall_seconds": gateway.stall_seconds,
-        "step_timeout": gateway.step_timeout,
-    }
-    spec = ReplicaSpec(
-        model=model,
-        release=release.name,
-        settings=config.replica_settings(release) | shared,
-        host=config.network.host,
-        ports=config.network.ports,
-    )
-    found: dict[str, Any] = msgspec.to_builtins(spec)
-    return found
 
 
 class ModelReplica:
