@@ -8,7 +8,7 @@ import pytest
 from galley.cluster.config import read_config
 from galley.cluster.on_ray import deploy
 from galley.cluster.on_ray.deploy import Deployment, remove
-from galley.cluster.on_ray.plan import PlannedRelease
+from galley.cluster.on_ray.plan import PlannedRelease, plan_of
 from galley.errors import GalleyError
 
 
@@ -97,3 +97,26 @@ def test_gateways_that_are_replaced_have_to_start(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(GalleyError, match="port taken"):
         Deployment(updating, changed, lambda line: None).run()
     assert updating.apps["galley"]["args"] == before["galley"]["args"]
+
+
+def test_two_names_of_the_same_release_have_replicas_of_their_own() -> None:
+    models = {"m": {"model": "a"}, "n": {"model": "a"}}
+    client = RecordingClient()
+    config = read_config({"network": {"token_file": "token"}, "models": models})
+    Deployment(client, config, lambda line: None).run()
+    plan = plan_of({"deployed_app_config": client.apps["galley"]})
+    apps = {name: [one.app for one in model.releases] for name, model in plan.models.items()}
+    [release] = {one.name for model in plan.models.values() for one in model.releases}
+    assert apps == {"m": [f"galley.m.{release}"], "n": [f"galley.n.{release}"]}
+    assert client.apps.keys() == {"galley", "galley-dev", *apps["m"], *apps["n"]}
+
+
+def test_another_gateway_leaves_those_that_there_are_as_they_are() -> None:
+    given = {"network": {"token_file": "token"}, "models": {"m": {"model": "a"}}}
+    client, found = RecordingClient(), []
+    for replicas in (1, 3):
+        config = read_config({**given, "gateways": {"replicas": replicas}})
+        Deployment(client, config, lambda line: None).run()
+        found.append(client.apps["galley"])
+    assert found[0]["args"] == found[1]["args"]
+    assert [one["deployments"][0]["num_replicas"] for one in found] == [1, 3]

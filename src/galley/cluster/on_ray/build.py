@@ -7,7 +7,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from galley.cluster.config import read_config
+from galley.cluster.config import Release, read_config
 from galley.cluster.on_ray.gateway import Gateway
 from galley.cluster.on_ray.options import gateway_options, release_options
 from galley.cluster.on_ray.plan import DEPLOYMENT, GATEWAY, Plan, planned_model, releases_of
@@ -21,17 +21,15 @@ _STATS_SECONDS: Final = 1.0
 def cluster_app(given: object) -> Application:
     """Return one application with everything, for ``serve run`` and ``RayService``."""
     config = read_config(given)
-    names = {release.name: f"{model}-{release.name}" for model, release in releases_of(config)}
     bound = [
         _replica(
             replica_spec(config, model, release),
-            names[release.name],
+            _place(model, release)[1],
             release_options(config, release),
         )
         for model, release in releases_of(config)
     ]
-    apps = {name: ("", deployment) for name, deployment in names.items()}
-    models = {n: planned_model(model, apps) for n, model in config.models.items()}
+    models = {name: planned_model(name, model, _place) for name, model in config.models.items()}
     options = gateway_options(config, Plan(models=models))
     return _gateway(gateway_spec(config), options, bound)
 
@@ -44,6 +42,11 @@ def release_app(args: dict[str, Any]) -> Application:
 def gateway_app(args: dict[str, Any]) -> Application:
     """Return the application of gateways; ``args``: ``{"spec": ...}``, see :func:`gateway_spec`."""
     return _gateway(args["spec"], {}, [])
+
+
+def _place(model: str, release: Release) -> tuple[str, str]:
+    """Return the application, which is the gateways' own, and the deployment of a release."""
+    return "", f"{model}-{release.name}"
 
 
 def _replica(spec: dict[str, Any], name: str, options: dict[str, Any]) -> Application:

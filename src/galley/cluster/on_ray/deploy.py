@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from galley.cluster.config import ClusterConfig
+from galley.cluster.config import ClusterConfig, Release
 from galley.cluster.on_ray.options import gateway_options, release_options
 from galley.cluster.on_ray.plan import (
     DEPLOYMENT,
@@ -107,15 +107,14 @@ class Deployment:
 
     def _plan(self, old: Mapping[str, PlannedRelease]) -> Plan:
         """Return the wanted plan, in which old releases complete what they have begun."""
-        apps = {
-            release.name: (_app(self._config, model, release.name), DEPLOYMENT)
-            for model, release in releases_of(self._config)
-        }
         models = {}
         for name, model in self._config.models.items():
-            planned = planned_model(model, apps)
+            planned = planned_model(name, model, self._place)
             models[name] = _with(planned, _retired(self._old_plan.models.get(name), old))
         return Plan(models=models)
+
+    def _place(self, model: str, release: Release) -> tuple[str, str]:
+        return _app(self._config, model, release.name), DEPLOYMENT
 
     def _plan_while_starting(self, new: set[str]) -> Plan:
         """Return the plan in which models with new releases keep their requests where they are."""
@@ -230,7 +229,7 @@ def _app(config: ClusterConfig, model: str, release: str) -> str:
     return f"{config.name}.{model}.{release}"
 
 
-def _release_app(config: ClusterConfig, model: str, release: Any) -> dict[str, Any]:
+def _release_app(config: ClusterConfig, model: str, release: Release) -> dict[str, Any]:
     return {
         "name": _app(config, model, release.name),
         "import_path": f"{_BUILD}:release_app",
