@@ -70,6 +70,8 @@ def test_one_server_answers_what_another_had_begun(redis_server: RedisServer) ->
         await first.begin("a", "r", begun, 60)
         assert await second.begun("a", "r") == begun
         assert await second.begun("b", "r") is None
+        assert not await second.remove("a", "r")
+        assert await second.begun("a", "r") == begun
         assert not await second.take_over("a", "r")
         redis_server.client().delete(*redis_server.client().keys("*:alive"))
         got = await asyncio.gather(second.take_over("a", "r"), third.take_over("a", "r"))
