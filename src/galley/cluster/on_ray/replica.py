@@ -1,6 +1,5 @@
 """The deployment of a release: each replica supervises an engine process and serves gateways."""
 
-import asyncio
 import logging
 from typing import Any, Final
 
@@ -42,7 +41,7 @@ class ModelReplica:
                 host,
             )
         self._host = ReplicaHost(settings, access, self._spec.release)
-        self._closing: asyncio.Task[None] | None = None
+        self._leaving = False
         try:
             await self._host.start()
             first, last = self._spec.ports
@@ -57,7 +56,7 @@ class ModelReplica:
         """Return where the replica is and what it has to do, for routers and gateways."""
         load = self._host.load
         return {
-            "address": "" if self._closing else self._address,
+            "address": "" if self._leaving else self._address,
             "release": self._spec.release,
             "requests": load.requests,
             "first_token_seconds": round(load.first_token_seconds, _DIGITS),
@@ -85,7 +84,7 @@ class ModelReplica:
 
     async def __del__(self) -> None:
         """Have the gateways continue the requests elsewhere, and end; Ray Serve calls it once."""
-        self._closing = asyncio.current_task()
+        self._leaving = True
         await self._host.leave()
         await self._host.close()
 
