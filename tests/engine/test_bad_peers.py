@@ -24,7 +24,7 @@ from galley.engine.engine import Engine
 from galley.engine.prefix_files import PrefixFiles
 from galley.errors import SettingsError
 from galley.links.access import Access
-from galley.links.handshake import BadFrame, Proof, seal
+from galley.links.handshake import BadFrame, Proof, Seals, seal
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
 from galley.rare_warnings import RareWarnings
@@ -379,7 +379,7 @@ def test_frames_are_what_was_sent_or_errors(
         near.sendall(bytes(sent) + tail)
         near.shutdown(socket.SHUT_WR)
         link = SealedSocket(far, time.monotonic() + 10)
-        link._receives = key
+        link._seals = Seals(b"", key)
         found = list(_frames(link))
     assert found == bodies[:intact]
 
