@@ -22,6 +22,14 @@ def engine_of(folder: Path, **chosen: Any) -> Engine:
     return load_engine(EngineSettings(**chosen), folder)
 
 
+def decoder(folder: Path, token: Path, *, seconds: float = 20.0, **chosen: Any) -> Engine:
+    """Return an engine that fetches blocks of others."""
+    engine = engine_of(folder, **chosen)
+    plan = TransferPlan(role="decode", seconds=seconds, cluster_token_file=str(token))
+    engine.exchange_blocks(plan, lambda: None)
+    return engine
+
+
 class Peer:
     """An engine whose thread steps it whenever it has work."""
 

@@ -31,7 +31,7 @@ from galley.rare_warnings import RareWarnings
 from galley.service.requests import expand
 from galley.types.transfers import KVPeer, TransferPlan
 from tests.conftest import CheckpointMaker
-from tests.engine.peers import Peer, engine_of
+from tests.engine.peers import Peer, decoder, engine_of
 from tests.engine.requests import run, seen
 from tests.server.serving import until
 from tests.thorough import examples
@@ -48,13 +48,6 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("secrets") / "token"
     path.write_bytes(SECRET + b"\n")
     return path
-
-
-def decoder(folder: Path, token: Path, *, seconds: float = 20.0, **chosen: Any) -> Engine:
-    engine = engine_of(folder, **chosen)
-    plan = TransferPlan(role="decode", seconds=seconds, cluster_token_file=str(token))
-    engine.exchange_blocks(plan, lambda: None)
-    return engine
 
 
 def answer(engine: Engine, kv_from: KVPeer | None = None, n: int = 1) -> tuple[Any, list[int]]:
@@ -172,7 +165,10 @@ def test_another_model_or_token_is_refused(
     other.close()
 
 
-def test_a_peer_that_is_gone_is_not_tried_for_each_request(trio: Trio, token: Path) -> None:
+def test_a_peer_that_is_gone_is_not_tried_for_each_request(
+    trio: Trio, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galley.engine.block_transport._AVOID_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     other = decoder(trio.folder, token)

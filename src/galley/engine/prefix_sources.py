@@ -1,6 +1,6 @@
 """Where blocks that are not in memory may be: in files, or at a peer.
 
-A source is asked on the engine's thread, and read on threads of its own.
+The engine's thread looks whether a source may have something; threads of the source read it.
 """
 
 import logging
