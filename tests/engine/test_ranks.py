@@ -17,7 +17,7 @@ from galley.engine.parallel.frames import Begin, Block, Channel
 from galley.engine.parallel.links import RankLink
 from galley.errors import EngineFailed, RankKilled, SettingsError
 from galley.formats.adapter import AdapterWeights
-from galley.graph.divide.wishes import divide_heads
+from galley.graph.divide.sharding import divide_heads
 from galley.ops.communicator import communicator, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.settings.engine import EngineSettings
