@@ -27,6 +27,7 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_cache import cached_files
 from galley.runtimes.library import refuse_settings
+from galley.server.ledger import ledger_lines
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -285,7 +286,18 @@ def test_the_ledger_is_the_sum_of_all_ranks(checkpoint: CheckpointMaker) -> None
     assert ledger is not None
     assert ledger.kv_per_token == whole.kv_per_token
     assert whole.weights < ledger.weights < 2 * whole.weights
-    assert ledger.buffers > whole.buffers + 2 * factory.PROCESS_BYTES // 2
+    assert ledger.buffers > whole.buffers + factory.PROCESS_BYTES
+
+
+def test_the_ledger_says_that_recurrence_is_not_divided(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("granite-hybrid")
+    said = "every rank computes convolution and recurrence whole, and has all states"
+    for ranks in (1, 2):
+        with divided(settings_of(folder, ranks), folder) as engine:
+            assert engine.info.ledger is not None
+            lines = ledger_lines("granite", engine.info.ledger)
+            [states] = [line for line in lines if line.startswith("  states ")]
+            assert (said in states) == (ranks == 2)
 
 
 def test_a_rank_that_fails_fails_the_step_with_its_reason(
