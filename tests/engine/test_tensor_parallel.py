@@ -16,7 +16,7 @@ from galley.engine.loaders import load_engine
 from galley.engine.parallel import factory
 from galley.engine.parallel.cpus import cpus_of_ranks, parse_cpus
 from galley.engine.read_model import read_model
-from galley.errors import EngineFailed, SettingsError
+from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.graph.divide import divide
@@ -260,6 +260,32 @@ def test_each_rank_keeps_its_part_of_the_packed_weights(
             assert np.array_equal(got, wanted)
     after = {file.path: file.path.stat().st_ino for file in cached_files(tmp_path / "packed")}
     assert before == after
+
+
+def test_the_weights_of_every_rank_are_checked_when_logits_are_nan(
+    checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits are at rank 0, and the damage may be elsewhere."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    folder = checkpoint("llama-mha-tied")
+    chosen: dict[str, Any] = {"kind": "bf16", "weight_cache": True}
+    with divided(settings_of(folder, 2, **chosen), folder):
+        background.finish()
+    with divided(settings_of(folder, 2, **chosen), folder) as engine:
+        [path] = (tmp_path / "packed").glob("*2of2*")
+        data = path.read_bytes()
+        with path.open("r+b") as file:
+            file.seek(len(data) // 2)
+            file.write(b"\xff" * (len(data) - len(data) // 2))  # NaN, as bfloat16
+        [made] = expand_one(engine, [5, 6, 7], SamplingParams(max_tokens=50), "r")
+        engine.add(made)
+        [output] = engine.step()
+        assert output.finish_reason == "error"
+        [made] = expand_one(engine, [5, 6, 7], SamplingParams(max_tokens=50), "s")
+        engine.add(made)
+        with pytest.raises(DamagedWeights, match=r"rank 1: packed weights in .*2of2.* are damaged"):
+            engine.step()
+        assert not path.exists()
 
 
 def test_experts_on_disk_are_divided_too(
