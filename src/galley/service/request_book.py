@@ -102,9 +102,9 @@ class RequestBook:
 
         Args:
             requests: the requests of one caller.
-            prefill: id of a request -> computes its prompt elsewhere.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded, and the engine drops their requests.
+            prefill: id of a request -> computes its prompt elsewhere.
 
         Raises:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline.

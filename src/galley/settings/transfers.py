@@ -13,7 +13,9 @@ from galley.settings.fields import setting
 from galley.settings.values import LAST_PORT, Count, Seconds
 from galley.types.transfers import Role, TransferPlan
 
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[\da-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})")
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<v6>[\da-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})", re.ASCII
+)
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104  (these are refused)
 
 
