@@ -231,11 +231,17 @@ class CpuExecutor(SynchronousExecutor):
             sampled = time.perf_counter()
             result = sample(logits, sampling, self._draw)
             self.sample_seconds += time.perf_counter() - sampled
-            if NO_TOKEN in result.tokens and self._check is not None:
-                self._check.suspect(logits)
+            if NO_TOKEN in result.tokens and np.isnan(logits).any():
+                result.nan_logits = True
+                self.check_weights()
         result.attention, result.encoded = attention, encoded
         self.forward_seconds += time.perf_counter() - began
         return result
+
+    def check_weights(self) -> None:
+        """See :class:`galley.ops.executor.WeightChecking`."""
+        if self._check is not None:
+            self._check.check_again()
 
     def _encode(self, inputs: EncoderBatch) -> EncoderRows | None:
         assert self._encoder is not None, "only speech models have an encoder"

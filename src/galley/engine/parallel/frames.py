@@ -110,6 +110,10 @@ class WriteBlock(msgspec.Struct, tag="write_block", frozen=True):
     data: bytes
 
 
+class CheckWeights(msgspec.Struct, tag="check_weights", frozen=True):
+    """Check the rank's packed weights: logits were NaN, and only rank 0 has them."""
+
+
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     """The rank has loaded its part."""
 
@@ -138,7 +142,9 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     message: str
 
 
-ToRank: TypeAlias = Begin | Allocate | RunStep | PackAdapter | SetAdapter | ReadBlock | WriteBlock
+ToRank: TypeAlias = (
+    Begin | Allocate | RunStep | PackAdapter | SetAdapter | ReadBlock | WriteBlock | CheckWeights
+)
 FromRank: TypeAlias = Loaded | Allocated | Block | Packed | Failed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
