@@ -203,6 +203,14 @@ def test_vectors_are_those_of_one_process(
     engine.close()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_models_of_vectors_have_no_adapters(ranks: int, tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "bert", pooling="mean_tokens", normalize=True)
+    with pytest.raises(SettingsError, match=r"max_adapters is 2, but .* computes vectors"):
+        loaded(folder, tensor_parallel=ranks, max_adapters=2)
+    loaded(folder, max_adapters=0)
+
+
 def test_a_draft_model_stays_whole(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     chosen: dict[str, Any] = {"speculation": "draft", "draft_model": str(checkpoint("qwen3"))}

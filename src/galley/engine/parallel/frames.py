@@ -17,7 +17,7 @@ import numpy as np
 
 from galley.formats.adapter import AdapterWeights, LowRank
 from galley.formats.weights import DenseWeight, WeightType
-from galley.ops.batch import Batch, Integers, Table
+from galley.ops.batch import Batch, Integers, Table, join_tables
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import StepCosts
 
@@ -269,10 +269,8 @@ def _integers(data: bytes) -> "array[int]":
 
 
 def _joined(tables: Sequence[Table]) -> tuple[bytes, bytes]:
-    starts = array("q", [0])
-    for table in tables:
-        starts.append(starts[-1] + len(table))
-    return b"".join(map(_bytes, tables)), starts.tobytes()
+    values, starts = join_tables(tables)
+    return values.tobytes(), starts.tobytes()
 
 
 def _split(tables: tuple[bytes, bytes]) -> tuple[Table, ...]:
