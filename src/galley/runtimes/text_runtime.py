@@ -1,11 +1,13 @@
 """The interface of a library that continues texts to the engine that serves it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from queue import Empty, Queue
 from typing import Any, Final, Protocol, TypeVar
 
 from galley.types import FinishReason, Generate, TokenLogprob, Transcribe
 
+Item = TypeVar("Item")
 Writing = TypeVar("Writing", bound=Generate | Transcribe)
 """The kind of payload that a runtime continues."""
 
@@ -89,6 +91,20 @@ NO_LIMIT: Final = 1 << 30
 """The :attr:`TextRuntime.room` of a library that adds texts to those that it is working on."""
 
 
+POLL_SECONDS: Final = 0.01
+"""How long a step waits for what threads report: requests and aborts are accepted between steps."""
+
+
+def arrived(queue: Queue[Item], seconds: float) -> Iterator[Item]:
+    """Yield what is in a queue, which may take so many seconds to get its first item."""
+    try:
+        yield queue.get(timeout=seconds)
+        while True:
+            yield queue.get_nowait()
+    except Empty:
+        return
+
+
 class TextRuntime(Protocol[_Writing_contra]):
     """Continues several texts or transcripts at a time. Not thread-safe."""
 
@@ -98,10 +114,11 @@ class TextRuntime(Protocol[_Writing_contra]):
 
     @property
     def room(self) -> int:
-        """How many more texts a library could work on now.
+        """How many more texts a library could work on now; most add texts to those that they work on.
 
         Others stay in the engine's queue, where tenants and priorities decide which is next.
         """
+        return NO_LIMIT
 
     def begin(self, request_id: str, payload: _Writing_contra, stop_ids: Collection[int]) -> None:
         """Add a text, which the next steps continue after ``payload.output``.
