@@ -90,13 +90,12 @@ def top_logprobs(tokens: Sequence[int], found: Sequence[Mapping[int, Any]]) -> l
 NO_LIMIT: Final = 1 << 30
 """The :attr:`TextRuntime.room` of a library that adds texts to those that it is working on."""
 
-
 POLL_SECONDS: Final = 0.01
 """How long a step waits for what threads report: requests and aborts are accepted between steps."""
 
 
 def arrived(queue: Queue[Item], seconds: float) -> Iterator[Item]:
-    """Yield what is in a queue, which may take so many seconds to get its first item."""
+    """Yield the items of a queue; wait so many seconds for the first one."""
     try:
         yield queue.get(timeout=seconds)
         while True:
@@ -114,7 +113,7 @@ class TextRuntime(Protocol[_Writing_contra]):
 
     @property
     def room(self) -> int:
-        """How many more texts a library could work on now; most add texts to those that they work on.
+        """How many more texts a library could work on now; no limit for one that adds texts to a running batch.
 
         Others stay in the engine's queue, where tenants and priorities decide which is next.
         """

@@ -153,7 +153,7 @@ class VLLMRuntime(TextRuntime[Generate]):
         greedy = drawn == LIKELIEST or drawn.temperature < _LEAST_TEMPERATURE
         return self._vllm.SamplingParams(
             temperature=0.0 if greedy else drawn.temperature,
-            # vLLM ignores the three with a temperature of 0.
+            # At a temperature of 0, vLLM ignores top_k, top_p and min_p.
             top_k=drawn.top_k,
             top_p=drawn.top_p,
             min_p=sampling.min_p or 0.0,
