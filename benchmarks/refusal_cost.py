@@ -84,7 +84,7 @@ async def measure(
     for call in calls:
         call.hang_up()
     seconds = after.user - before.user + after.system - before.system
-    return Cost(1e6 * seconds / requests, dict(statuses))
+    return Cost(1e6 * seconds / statuses.total(), dict(statuses))
 
 
 def main() -> None:

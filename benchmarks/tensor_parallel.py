@@ -10,7 +10,6 @@ compared bit by bit.
 """
 
 import argparse
-import dataclasses
 import os
 import socket
 import statistics
@@ -61,9 +60,7 @@ def options_for(kind: str, threads: int) -> ExecutorOptions:
 
 def part_of(part: Divided, program: Program, kind: str, shared: Communicator) -> LocalExecutor:
     """Return the executor of a rank, with one thread."""
-    options = dataclasses.replace(
-        options_of(part, options_for(kind, 1), None, 0), communicator=shared
-    )
+    options = options_of(part, options_for(kind, 1), shared, 0)
     return CpuExecutor(part.program, part.weights(RandomWeights(program)), options)
 
 

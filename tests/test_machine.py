@@ -1,13 +1,16 @@
 """Container limits decide sizes, not the host's: cgroup v2 and v1 trees as the kernel writes them."""
 
+import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from galley.machine import available_cores, available_memory
+from galley.machine import available_cores, available_memory, with_descendants
 
 GIB = 2**30
 
@@ -150,6 +153,7 @@ def resident():
 if sys.argv[1] == "given back":
     give_memory_back()
 b"x" * (8 << 20)  # from now on glibc takes buffers up to this size from the heap
+filling = [b"x" * 60_000 for _ in range(200)]  # fills gaps of the heap, where small blocks pin nothing
 before = resident()
 large, small = [], []
 for _ in range(16):
@@ -166,3 +170,21 @@ def test_large_buffers_are_freed_in_spite_of_small_blocks(how: str) -> None:
     command = [sys.executable, "-c", _BUFFERS, how]
     kept = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert (kept < 2**23) == (how == "given back"), kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_is_followed_by_all_that_it_has_started() -> None:
+    nested = "sh -c 'echo $$; sleep 60; :' & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", nested], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = {int(process.stdout.readline()) for _ in range(2)}
+        until = time.monotonic() + 10
+        found: list[int] = []
+        while len(found) < 3 and time.monotonic() < until:
+            found = with_descendants([process.pid])
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+    assert found[0] == process.pid
+    assert len(found) == 3
+    assert started == {found[1]}
+    assert with_descendants([process.pid]) == [process.pid]

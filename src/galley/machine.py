@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -126,10 +127,13 @@ def held_memory(pid: int) -> int:
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the living processes that a process has started; none where the system has no /proc."""
-    texts = (_read(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*/children"))
-    return [int(child) for text in texts for child in text.split()]
+def with_descendants(pids: Iterable[int]) -> list[int]:
+    """Return processes and all that they have started; these alone where the system has no /proc."""
+    found = list(pids)
+    for pid in found:  # grows meanwhile
+        texts = (_read(path) for path in Path(f"/proc/{pid}/task").glob("[0-9]*/children"))
+        found += [int(child) for text in texts for child in text.split()]
+    return found
 
 
 def peak_memory(parent: int, *, running: str) -> int | None:

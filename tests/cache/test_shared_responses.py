@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from galley.cache.redis_store import RedisStore
 from galley.cache.store import Bounds
 from galley.errors import SettingsError
+from galley.protocols.openai.responses.answers import ResponseAnswer
 from galley.protocols.openai.responses.resuming import Resuming
 from galley.protocols.openai.responses.schemas import ResponseRequest
 from galley.protocols.openai.responses.shared import Begun, SharedResponses
@@ -70,6 +72,8 @@ def test_one_server_answers_what_another_had_begun(redis_server: RedisServer) ->
         await first.begin("a", "r", begun, 60)
         assert await second.begun("a", "r") == begun
         assert await second.begun("b", "r") is None
+        assert not await second.remove("a", "r")
+        assert await second.begun("a", "r") == begun
         assert not await second.take_over("a", "r")
         redis_server.client().delete(*redis_server.client().keys("*:alive"))
         got = await asyncio.gather(second.take_over("a", "r"), third.take_over("a", "r"))
@@ -104,6 +108,44 @@ def test_a_response_that_has_just_been_completed_is_not_answered_again(
         await other.ended("a", "r")
 
     asyncio.run(case())
+
+
+def test_a_client_that_hangs_up_while_the_beginning_is_recorded_leaves_nothing(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case() -> None:
+        store = shared(redis_server)
+        recorded, closed = asyncio.Event(), asyncio.Event()
+        begin = store.begin
+
+        async def slowly(*what: Any) -> None:
+            await begin(*what)
+            recorded.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(store, "begin", slowly)
+        monkeypatch.setattr(ResponseAnswer, "_response", lambda self, finish: {"id": "r"})
+        caller = SimpleNamespace(tenant=SimpleNamespace(name="a"), deadline=time.monotonic() + 60)
+        fakes: dict[str, Any] = {
+            "_store": store,
+            "_call": SimpleNamespace(caller=caller),
+            "_generation": SimpleNamespace(close=closed.set),
+            "_parsed": ResponseRequest(model="m", input="a"),
+            "_created": 1,
+        }
+        answer = ResponseAnswer.__new__(ResponseAnswer)
+        vars(answer).update(fakes)
+        beginning = asyncio.create_task(answer._begin(7))
+        await recorded.wait()
+        assert await store.begun("a", "r") is not None
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        assert closed.is_set()
+        while await store.begun("a", "r") is not None:
+            await asyncio.sleep(0.01)
+        assert not store._beats
+
+    asyncio.run(asyncio.wait_for(case(), 30))
 
 
 def test_a_url_that_cannot_be_read_is_not_shown() -> None:

@@ -1,7 +1,6 @@
 """A Ray cluster of several nodes on this machine, and a cluster of Galley's on it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,10 +22,18 @@ START_SECONDS = 120
 @contextmanager
 def ray_nodes(token: Path, count: int = 3) -> Iterator[str]:
     """Run a Ray cluster of several nodes; yield its address. Skip the test if Ray is not installed."""
-    # Ray reads them when it is imported.
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    os.environ["GALLEY_ADMIN_KEY"] = ADMIN_KEY
-    pytest.importorskip("ray", reason="extra ray")
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray reads the first two when it is imported.
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("GALLEY_ADMIN_KEY", ADMIN_KEY)
+        pytest.importorskip("ray", reason="extra ray")
+        with _running(count) as address:
+            yield address
+
+
+@contextmanager
+def _running(count: int) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     limits = {"num_cpus": 4, "object_store_memory": 80_000_000, "include_dashboard": False}

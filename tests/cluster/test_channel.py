@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from galley import __version__
-from galley.cluster import channel
 from galley.cluster.channel import Channel, greet, receive
 from galley.errors import SettingsError
+from galley.links import handshake
 from galley.links.handshake import BadFrame
 from galley.service.frames import MAX_FRAME_BYTES
 
@@ -101,16 +101,16 @@ def test_another_version_is_refused_with_both(monkeypatch: pytest.MonkeyPatch) -
     async def never(_: Channel, __: Channel) -> None:
         raise AssertionError("it was let in")
 
-    write = channel._write
+    written = handshake._written
     first = [True]
 
-    def written(writer: asyncio.StreamWriter, frame: Any) -> None:
+    def of_another_version(frame: Any) -> bytes:
         # The side that connects speaks first.
         if first:
             frame = msgspec.structs.replace(frame, version=f"{__version__}.{first.pop()}")
-        write(writer, frame)
+        return written(frame)
 
-    monkeypatch.setattr(channel, "_write", written)
+    monkeypatch.setattr(handshake, "_written", of_another_version)
     with pytest.raises(SettingsError, match=r"it runs Galley .*, the caller .*\.True"):
         asyncio.run(connected(never))
 

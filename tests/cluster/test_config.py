@@ -52,6 +52,8 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
 def test_a_release_has_the_name_of_its_contents() -> None:
     one = Release(model="a", settings={"x": 1, "y": 2})
     assert one.name == Release(model="a", settings={"y": 2, "x": 1}, replicas=7).name
+    spelled = [Release(model="a", settings={name: 1}) for name in ("max-running", "max_running")]
+    assert spelled[0].name == spelled[1].name
     others = [
         Release(model="b", settings=one.settings),
         Release(model="a"),
@@ -81,6 +83,7 @@ def test_a_release_has_the_name_of_its_contents() -> None:
         ({"gateways": {"ports": [9000, 8000]}}, "first must not be after"),
         ({"gateways": {"settings": {"port": 1}}}, "the cluster determines port"),
         ({"gateways": {"settings": {"replicas": 1}}}, "the cluster determines replicas"),
+        ({"gateways": {"settings": {"drain-seconds": 5}}}, "the cluster determines drain_seconds"),
         ({"gateways": {"settings": {"api-key": ["k"]}}}, "must not have secrets"),
         ({"gateways": {"settings": {"response_cache": "exact"}}}, "response cache"),
         ({"ray": {"ports": [20000, 20009]}}, "at least 32"),

@@ -1,14 +1,15 @@
 """What ``galley cluster deploy`` gives Ray Serve; ``test_on_ray`` deploys."""
 
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from galley.cluster.config import read_config
+from galley.cluster.on_ray import deploy
+from galley.cluster.on_ray.deploy import Deployment, remove
+from galley.cluster.on_ray.plan import PlannedRelease, plan_of
 from galley.errors import GalleyError
-
-pytest.importorskip("ray", reason="extra ray")
 
 
 class RecordingClient:
@@ -17,12 +18,13 @@ class RecordingClient:
     def __init__(self) -> None:
         self.apps: dict[str, dict[str, Any]] = {}
 
-    def deploy_apps(self, schema: Any) -> None:
-        self.apps = {
-            one["name"]: one for one in schema.model_dump(exclude_unset=True)["applications"]
-        }
+    def deploy(self, applications: Sequence[dict[str, Any]]) -> None:
+        self.apps = {one["name"]: one for one in applications}
 
-    def get_serve_details(self) -> dict[str, Any]:
+    def in_flight(self, name: str, releases: Iterable[PlannedRelease]) -> int:
+        return 0
+
+    def applications(self) -> dict[str, dict[str, Any]]:
         found = {
             name: {"status": "RUNNING", "deployed_app_config": app}
             for name, app in self.apps.items()
@@ -32,12 +34,10 @@ class RecordingClient:
             "import_path": "their:app",
             "route_prefix": None,
         }
-        return {"applications": found}
+        return found
 
 
-def test_a_deployment_leaves_the_applications_of_others_as_they_are(tmp_path: Path) -> None:
-    from galley.cluster.on_ray.deploy import Deployment, remove
-
+def test_a_deployment_leaves_the_applications_of_others_as_they_are() -> None:
     config = read_config(
         {
             "network": {"token_file": "token"},
@@ -58,12 +58,10 @@ def test_a_deployment_leaves_the_applications_of_others_as_they_are(tmp_path: Pa
 
 
 def test_a_release_that_does_not_start_is_removed_alone() -> None:
-    from galley.cluster.on_ray.deploy import Deployment
-
     class Failing(RecordingClient):
-        def get_serve_details(self) -> dict[str, Any]:
-            details = super().get_serve_details()
-            for name, app in details["applications"].items():
+        def applications(self) -> dict[str, dict[str, Any]]:
+            details = super().applications()
+            for name, app in details.items():
                 if name.startswith("galley."):
                     app |= {"status": "DEPLOY_FAILED", "message": "no room"}
             return details
@@ -77,13 +75,11 @@ def test_a_release_that_does_not_start_is_removed_alone() -> None:
 
 
 def test_gateways_that_are_replaced_have_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from galley.cluster.on_ray import deploy
-
     class Updating(RecordingClient):
-        def get_serve_details(self) -> dict[str, Any]:
-            details = super().get_serve_details()
+        def applications(self) -> dict[str, dict[str, Any]]:
+            details = super().applications()
             replica = {"state": "RUNNING"}
-            for app in details["applications"].values():
+            for app in details.values():
                 app |= {"status": "DEPLOYING", "message": "port taken"}
                 app["deployments"] = {"any": {"replicas": [replica]}}
             return details
@@ -92,12 +88,35 @@ def test_gateways_that_are_replaced_have_to_start(monkeypatch: pytest.MonkeyPatc
     given = {"network": {"token_file": "token"}, "models": {"m": {"model": "a"}}}
     given["rollout"] = {"ready_seconds": 0.1, "drain_seconds": 0.1}
     client = RecordingClient()
-    deploy.Deployment(client, read_config(given), lambda line: None).run()
+    Deployment(client, read_config(given), lambda line: None).run()
     updating = Updating()
     updating.apps = before = dict(client.apps)
     # A replica is enough of what is there already.
-    deploy.Deployment(updating, read_config(given), lambda line: None).run()
+    Deployment(updating, read_config(given), lambda line: None).run()
     changed = read_config({**given, "gateways": {"ports": [9000, 9000]}})
     with pytest.raises(GalleyError, match="port taken"):
-        deploy.Deployment(updating, changed, lambda line: None).run()
+        Deployment(updating, changed, lambda line: None).run()
     assert updating.apps["galley"]["args"] == before["galley"]["args"]
+
+
+def test_two_names_of_the_same_release_have_replicas_of_their_own() -> None:
+    models = {"m": {"model": "a"}, "n": {"model": "a"}}
+    client = RecordingClient()
+    config = read_config({"network": {"token_file": "token"}, "models": models})
+    Deployment(client, config, lambda line: None).run()
+    plan = plan_of({"deployed_app_config": client.apps["galley"]})
+    apps = {name: [one.app for one in model.releases] for name, model in plan.models.items()}
+    [release] = {one.name for model in plan.models.values() for one in model.releases}
+    assert apps == {"m": [f"galley.m.{release}"], "n": [f"galley.n.{release}"]}
+    assert client.apps.keys() == {"galley", "galley-dev", *apps["m"], *apps["n"]}
+
+
+def test_another_gateway_leaves_those_that_there_are_as_they_are() -> None:
+    given = {"network": {"token_file": "token"}, "models": {"m": {"model": "a"}}}
+    client, found = RecordingClient(), []
+    for replicas in (1, 3):
+        config = read_config({**given, "gateways": {"replicas": replicas}})
+        Deployment(client, config, lambda line: None).run()
+        found.append(client.apps["galley"])
+    assert found[0]["args"] == found[1]["args"]
+    assert [one["deployments"][0]["num_replicas"] for one in found] == [1, 3]

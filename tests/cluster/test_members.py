@@ -350,3 +350,30 @@ def test_a_file_is_followed_after_a_mistake_of_the_program(
     loop = JumpingLoop()
     loop.run_until_complete(case())
     loop.close()
+
+
+def test_a_file_that_cannot_be_used_leaves_the_replicas_as_they_are_while_some_are_leaving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "replicas.json"
+    listed: list[list[str]] = []
+
+    def follow(sources: list[ReplicaSource]) -> None:
+        listed.append([one.name for one in sources])
+
+    async def case() -> None:
+        fleet: Any = SimpleNamespace(releases=Releases(), follow=follow, has_leaving=True)
+        task = asyncio.create_task(following(path, "m", Access(b"token", None, None), 1)(fleet))
+        write_members(path, {"m": {"a": Release(replicas=["h:1"])}})
+        await settled()
+        path.write_text("m: [")
+        listed.clear()
+        await settled()
+        task.cancel()
+
+    loop = JumpingLoop()
+    loop.run_until_complete(case())
+    loop.close()
+    assert len(listed) > 1
+    assert listed == [["h:1"]] * len(listed)
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1

@@ -112,8 +112,7 @@ def test_an_update_rolls_without_mixing_releases(
             for text, a, b in zip(texts, old, new, strict=True):
                 assert text in (a, b)
             rounds += 1
-        said = await update
-        assert said.count("chat") == 0
+        assert "removed " in await update
         return rounds
 
     assert asyncio.run(while_updated()) >= 1

@@ -122,28 +122,28 @@ def test_a_header_names_the_prefill_server(three: Three) -> None:
     assert error["param"] == "x-prefiller-host-port"
 
 
+DECODE = {"do_remote_decode": True}
+PREFILL = {"do_remote_prefill": True}
+ELSEWHERE = {"remote_host": "10.1.2.3", "remote_port": 80, "remote_block_ids": [0]}
+
+
 @pytest.mark.parametrize(
-    ("params", "stream", "what"),
+    ("role", "params", "body", "what"),
     [
-        ({"do_remote_decode": True}, False, "the role of this server is decode"),
-        ({"do_remote_prefill": True}, False, "remote_host, remote_port, remote_block_ids"),
-        ({"do_remote_prefill": True, "do_remote_decode": True}, False, "exclude each other"),
-        (
-            {
-                "do_remote_prefill": True,
-                "remote_host": "10.1.2.3",
-                "remote_port": 80,
-                "remote_block_ids": [0],
-            },
-            False,
-            "kv_peer",
-        ),
+        ("decode", DECODE, {}, "the role of this server is decode"),
+        ("decode", PREFILL, {}, "remote_host, remote_port, remote_block_ids"),
+        ("decode", PREFILL | DECODE, {}, "exclude each other"),
+        ("decode", PREFILL | ELSEWHERE, {}, "kv_peer"),
+        ("prefill", PREFILL | ELSEWHERE, {}, "the role of this server is prefill"),
+        ("prefill", DECODE, {"stream": True}, "stream: false"),
+        ("prefill", DECODE, {"prompt": ["x", "y"]}, "needs one prompt; there are 2"),
     ],
 )
 def test_what_cannot_be_honored_is_refused_by_name(
-    params: dict[str, Any], stream: bool, what: str, three: Three
+    role: str, params: dict[str, Any], body: dict[str, Any], what: str, three: Three
 ) -> None:
-    answer = post(three.decode, {"prompt": "x", "stream": stream, "kv_transfer_params": params})
+    server = three.prefill if role == "prefill" else three.decode
+    answer = post(server, {"prompt": "x", **body, "kv_transfer_params": params})
     error = error_of(answer, 400)
     assert error["param"] == "kv_transfer_params"
     assert what in error["message"]

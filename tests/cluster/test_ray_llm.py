@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from galley.errors import SettingsError
+
 aiohttp = pytest.importorskip("aiohttp", reason="extra ray")
 from aiohttp import web  # noqa: E402
 
@@ -71,3 +73,30 @@ async def _case() -> None:
         assert rests[0] == ["data: [DONE]\n\n", LONG]
         assert rests[1:] == [["data: [DONE]\n\n"]] * (STREAMS - 1)
     await runner.cleanup()
+
+
+def configuration(**engine_kwargs: Any) -> SimpleNamespace:
+    loading = SimpleNamespace(model_id="org/tiny", model_source="/models/tiny")
+    return SimpleNamespace(
+        model_loading_config=loading, engine_kwargs=engine_kwargs, deployment_config=None
+    )
+
+
+def test_engine_kwargs_are_settings_and_decide_what_ray_reserves() -> None:
+    config = configuration(**{"max-running": 8, "threads": 3, "device": "cuda"})
+    settings = ray_llm.settings_of(config)
+    assert settings == {
+        "model": "/models/tiny",
+        "served_model_name": "org/tiny",
+        "max_running": 8,
+        "threads": 3,
+        "device": "cuda",
+    }
+    options = ray_llm.GalleyServer.get_deployment_options(config)
+    assert options["ray_actor_options"] == {"num_cpus": 3, "num_gpus": 1}
+
+
+@pytest.mark.parametrize("name", ["model", "served-model-name", "host", "port", "drain_seconds"])
+def test_engine_kwargs_that_the_server_determines_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"determines {name.replace('-', '_')}"):
+        ray_llm.settings_of(configuration(**{name: 1}))

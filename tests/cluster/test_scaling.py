@@ -32,7 +32,7 @@ def figures(running: int = 0, waiting: int = 0, ttft: float = 0.0) -> dict[str, 
         ([figures(running=4, ttft=1.5)], 2),
         ([figures(running=4, ttft=9.0)], 2),
         ([figures(running=2, ttft=2.0), figures(running=2, ttft=2.0)], 4),
-        # A newcomer goes where it is soonest.
+        # A new request goes where the first token comes soonest.
         ([figures(running=4, ttft=9.0), figures(running=2, ttft=0.1)], 1),
         # Not so fast that fewer would do.
         ([figures(running=2, ttft=0.7), figures(running=2, ttft=0.7)], 2),

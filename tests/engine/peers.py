@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from galley.engine.engine import Engine
@@ -23,6 +22,14 @@ def engine_of(folder: Path, **chosen: Any) -> Engine:
     return load_engine(EngineSettings(**chosen), folder)
 
 
+def decoder(folder: Path, token: Path, *, seconds: float = 20.0, **chosen: Any) -> Engine:
+    """Return an engine that fetches blocks of others."""
+    engine = engine_of(folder, **chosen)
+    plan = TransferPlan(role="decode", seconds=seconds, cluster_token_file=str(token))
+    engine.exchange_blocks(plan, lambda: None)
+    return engine
+
+
 class Peer:
     """An engine whose thread steps it whenever it has work."""
 
@@ -38,12 +45,7 @@ class Peer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends = True
         self._work.set()
         self._thread.join()

@@ -24,14 +24,14 @@ from galley.engine.engine import Engine
 from galley.engine.prefix_files import PrefixFiles
 from galley.errors import SettingsError
 from galley.links.access import Access
-from galley.links.handshake import BadFrame, Proof, seal
+from galley.links.handshake import BadFrame, Proof, Seals, seal
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
 from galley.rare_warnings import RareWarnings
 from galley.service.requests import expand
 from galley.types.transfers import KVPeer, TransferPlan
 from tests.conftest import CheckpointMaker
-from tests.engine.peers import Peer, engine_of
+from tests.engine.peers import Peer, decoder, engine_of
 from tests.engine.requests import run, seen
 from tests.server.serving import until
 from tests.thorough import examples
@@ -48,13 +48,6 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("secrets") / "token"
     path.write_bytes(SECRET + b"\n")
     return path
-
-
-def decoder(folder: Path, token: Path, *, seconds: float = 20.0, **chosen: Any) -> Engine:
-    engine = engine_of(folder, **chosen)
-    plan = TransferPlan(role="decode", seconds=seconds, cluster_token_file=str(token))
-    engine.exchange_blocks(plan, lambda: None)
-    return engine
 
 
 def answer(engine: Engine, kv_from: KVPeer | None = None, n: int = 1) -> tuple[Any, list[int]]:
@@ -172,7 +165,10 @@ def test_another_model_or_token_is_refused(
     other.close()
 
 
-def test_a_peer_that_is_gone_is_not_tried_for_each_request(trio: Trio, token: Path) -> None:
+def test_a_peer_that_is_gone_is_not_tried_for_each_request(
+    trio: Trio, token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("galley.engine.block_transport._AVOID_SECONDS", 600.0)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     other = decoder(trio.folder, token)
@@ -379,7 +375,7 @@ def test_frames_are_what_was_sent_or_errors(
         near.sendall(bytes(sent) + tail)
         near.shutdown(socket.SHUT_WR)
         link = SealedSocket(far, time.monotonic() + 10)
-        link._receives = key
+        link._seals = Seals(b"", key)
         found = list(_frames(link))
     assert found == bodies[:intact]
 

@@ -17,10 +17,10 @@ from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.service.requests import expand
 from galley.types import BLOCK_TOKENS, Adapter, EngineRequest, Output
-from galley.types.transfers import KVPeer, TransferPlan
+from galley.types.transfers import KVPeer
 from tests.adapters.peft import make_adapter
 from tests.conftest import CheckpointMaker
-from tests.engine.peers import Peer, Relay, Spoil, engine_of
+from tests.engine.peers import Peer, Relay, Spoil, decoder, engine_of
 from tests.engine.requests import run, seen
 from tests.server.serving import until
 from tests.thorough import THOROUGH
@@ -52,13 +52,6 @@ def prefill(engine: Engine, **fields: Any) -> KVPeer:
     [*_, last] = run(engine, [request_for(engine, params, offered=True, **fields)])["r-0"]
     assert last.kv_peer is not None
     return last.kv_peer
-
-
-def decoder(folder: Path, token: Path, *, seconds: float = 20.0, **chosen: Any) -> Engine:
-    engine = engine_of(folder, **chosen)
-    plan = TransferPlan(role="decode", seconds=seconds, cluster_token_file=str(token))
-    engine.exchange_blocks(plan, lambda: None)
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +88,7 @@ def test_a_prompt_is_computed_by_one_engine_and_continued_by_another(
         assert (stats.kv_fetches, stats.kv_fetch_failures, stats.kv_missing_blocks) == (1, 0, 0)
         assert stats.kv_fetched_blocks == one.stats.kv_sent_blocks
         assert 0 < stats.kv_fetched_bytes < one.stats.kv_sent_bytes
-        # They are cached like others now, and nobody is asked again.
+        # They are cached like others now, and are not fetched again.
         assert answer(other, request_for(other, kv_from=where)) == (expected, FULL)
         assert other.stats.kv_fetches == 1
         other.close()

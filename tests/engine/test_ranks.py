@@ -1,5 +1,6 @@
 """The processes of a model in parts: their CPUs, their messages, and their memory."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -15,11 +16,15 @@ from galley.engine.parallel import factory, rank
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Begin, Block, Channel
 from galley.engine.parallel.links import RankLink
+from galley.engine.read_model import read_model
 from galley.errors import EngineFailed, RankKilled, SettingsError
 from galley.formats.adapter import AdapterWeights
-from galley.graph.divide.wishes import divide_heads
+from galley.formats.weights import Weights
+from galley.graph.divide.sharding import divide_heads
+from galley.graph.program import Program
 from galley.ops.communicator import communicator, new_memory
 from galley.ops.cpu import CpuExecutor
+from galley.ops.executor import ExecutorOptions
 from galley.settings.engine import EngineSettings
 from tests.adapters.peft import make_adapter
 from tests.conftest import CheckpointMaker
@@ -28,8 +33,14 @@ from tests.engine.requests import request
 
 
 def settings_of(folder: Path, **more: Any) -> EngineSettings:
-    chosen: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 512, "weight_cache": False}
-    return EngineSettings(model=str(folder), executor="cpu", tensor_parallel=2, **(chosen | more))
+    chosen: dict[str, Any] = {
+        "executor": "cpu",
+        "threads": 1,
+        "kv_cache_tokens": 512,
+        "weight_cache": False,
+        "tensor_parallel": 2,
+    }
+    return EngineSettings(model=str(folder), **(chosen | more))
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPUs can be chosen")
@@ -59,6 +70,24 @@ def test_ranks_have_no_more_threads_than_cpus_and_the_caller_gets_its_own_back(
         assert os.sched_getaffinity(0) == before
     assert len(threads) > 2
     assert set(threads) == {1}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPUs can be chosen")
+def test_a_draft_model_has_no_more_threads_than_cpus_of_rank_0(checkpoint: CheckpointMaker) -> None:
+    folder, threads = checkpoint("llama"), []
+
+    class Draft(CpuExecutor):
+        def __init__(self, program: Program, weights: Weights, options: ExecutorOptions) -> None:
+            threads.append(options.threads)
+            super().__init__(program, weights, options)
+
+    model = read_model(settings_of(folder, tensor_parallel=1), folder)
+    cpu = str(min(os.sched_getaffinity(0)))
+    for given, expected in ((None, 1), (3, 3)):
+        settings = settings_of(folder, tensor_parallel_cpus=(cpu, cpu), threads=given)
+        options = dataclasses.replace(model.options, threads=given or 16)
+        factory.ParallelFactory(Draft, settings, folder)(model.program, model.weights, options)
+        assert threads.pop() == expected
 
 
 def test_threads_send_whole_frames() -> None:

@@ -16,7 +16,7 @@ from galley.engine.loaders import load_engine
 from galley.engine.parallel import factory
 from galley.engine.parallel.cpus import cpus_of_ranks, parse_cpus
 from galley.engine.read_model import read_model
-from galley.errors import EngineFailed, SettingsError
+from galley.errors import DamagedWeights, EngineFailed, SettingsError
 from galley.grammar.check import check
 from galley.grammar.vocabulary import load_vocabulary
 from galley.graph.divide import divide
@@ -27,6 +27,7 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_cache import cached_files
 from galley.runtimes.library import refuse_settings
+from galley.server.ledger import ledger_lines
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -202,6 +203,14 @@ def test_vectors_are_those_of_one_process(
     engine.close()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_models_of_vectors_have_no_adapters(ranks: int, tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "bert", pooling="mean_tokens", normalize=True)
+    with pytest.raises(SettingsError, match=r"max_adapters is 2, but .* computes vectors"):
+        loaded(folder, tensor_parallel=ranks, max_adapters=2)
+    loaded(folder, max_adapters=0)
+
+
 def test_a_draft_model_stays_whole(checkpoint: CheckpointMaker) -> None:
     folder = checkpoint("llama")
     chosen: dict[str, Any] = {"speculation": "draft", "draft_model": str(checkpoint("qwen3"))}
@@ -261,6 +270,32 @@ def test_each_rank_keeps_its_part_of_the_packed_weights(
     assert before == after
 
 
+def test_the_weights_of_every_rank_are_checked_when_logits_are_nan(
+    checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits are at rank 0, and the damage may be elsewhere."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    folder = checkpoint("llama-mha-tied")
+    chosen: dict[str, Any] = {"kind": "bf16", "weight_cache": True}
+    with divided(settings_of(folder, 2, **chosen), folder):
+        background.finish()
+    with divided(settings_of(folder, 2, **chosen), folder) as engine:
+        [path] = (tmp_path / "packed").glob("*2of2*")
+        data = path.read_bytes()
+        with path.open("r+b") as file:
+            file.seek(len(data) // 2)
+            file.write(b"\xff" * (len(data) - len(data) // 2))  # NaN, as bfloat16
+        [made] = expand_one(engine, [5, 6, 7], SamplingParams(max_tokens=50), "r")
+        engine.add(made)
+        [output] = engine.step()
+        assert output.finish_reason == "error"
+        [made] = expand_one(engine, [5, 6, 7], SamplingParams(max_tokens=50), "s")
+        engine.add(made)
+        with pytest.raises(DamagedWeights, match=r"rank 1: packed weights in .*2of2.* are damaged"):
+            engine.step()
+        assert not path.exists()
+
+
 def test_experts_on_disk_are_divided_too(
     checkpoint: CheckpointMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +320,18 @@ def test_the_ledger_is_the_sum_of_all_ranks(checkpoint: CheckpointMaker) -> None
     assert ledger is not None
     assert ledger.kv_per_token == whole.kv_per_token
     assert whole.weights < ledger.weights < 2 * whole.weights
-    assert ledger.buffers > whole.buffers + 2 * factory.PROCESS_BYTES // 2
+    assert ledger.buffers > whole.buffers + factory.PROCESS_BYTES
+
+
+def test_the_ledger_says_that_recurrence_is_not_divided(checkpoint: CheckpointMaker) -> None:
+    folder = checkpoint("granite-hybrid")
+    said = "every rank computes convolution and recurrence whole, and has all states"
+    for ranks in (1, 2):
+        with divided(settings_of(folder, ranks), folder) as engine:
+            assert engine.info.ledger is not None
+            lines = ledger_lines("granite", engine.info.ledger)
+            [states] = [line for line in lines if line.startswith("  states ")]
+            assert (said in states) == (ranks == 2)
 
 
 def test_a_rank_that_fails_fails_the_step_with_its_reason(

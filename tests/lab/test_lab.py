@@ -21,7 +21,7 @@ from galley.lab.experiments.codecs import CODECS
 from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, find, read_results
-from galley.lab.speech import recordings, through
+from galley.lab.speech import Spoken, recordings, through, words_added
 from galley.settings.engine import EngineSettings
 from galley.speech.audio import Recording
 from galley.speech.features import SAMPLE_RATE
@@ -47,6 +47,15 @@ def test_a_verdict_says_where_the_figure_contradicts_the_claim(spread: Spread, j
     said = verdict(TWICE, figure)
     assert said.startswith(judged.capitalize())
     assert "2 to 5 times" in said
+
+
+def test_rates_of_errors_need_a_thousand_words_for_a_verdict() -> None:
+    silence = np.zeros(SAMPLE_RATE, np.float32)
+    for words, judged in ((999, "undecided"), (1000, "confirmed")):
+        figure = words_added([Spoken(silence, "word " * words)], 0.13, 0.10)
+        assert figure.measured.median == pytest.approx(3)
+        assert judge(TWICE, figure) == judged
+        assert ("999 words are too few" in verdict(TWICE, figure)) == (judged == "undecided")
 
 
 def test_bars_are_well_formed_and_in_proportion() -> None:

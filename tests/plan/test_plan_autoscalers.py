@@ -58,6 +58,34 @@ def test_kubernetes_formula_on_a_ratio() -> None:
         assert SCALERS["hpa-requests"](bounds).wanted(load, 4, 0.0) == wanted
 
 
+def decisions(scaler: str, loads: dict[float, int], until: float) -> list[tuple[float, int]]:
+    """Return (seconds, replicas) of each change, for requests from certain times on."""
+    one, current, found = SCALERS[scaler](Bounds(1, 100, 1.0, 10.0)), 1, []
+    for now in np.arange(0.0, until, one.interval):
+        requests = loads[max(since for since in loads if since <= now)]
+        seats = 10 * current
+        load = Load(current, min(requests, seats), max(0, requests - seats), seats, 0.1)
+        if (wanted := one.wanted(load, current, float(now))) != current:
+            current = wanted
+            found.append((float(now), wanted))
+    return found
+
+
+def test_ray_serve_acts_on_a_mean_that_was_high_for_its_delay() -> None:
+    # Of the means over 30 s, 40 requests of a moment are too many for less than half a minute.
+    assert decisions("ray-requests", {0.0: 4, 20.0: 40, 30.0: 4}, 200.0) == []
+    lasting = decisions("ray-requests", {0.0: 4, 20.0: 40}, 200.0)
+    assert lasting == [(50.0, 5)]
+    falling = decisions("ray-requests", {0.0: 40, 100.0: 4}, 900.0)
+    # At 110 s, the mean over the last 30 s still has 40 requests in it.
+    assert falling == [(30.0, 5), (700.0, 1)]
+
+
+def test_galley_acts_on_load_that_was_high_for_five_seconds() -> None:
+    assert decisions("galley", {0.0: 4, 20.0: 40, 25.0: 4}, 200.0) == []
+    assert decisions("galley", {0.0: 4, 20.0: 40, 60.0: 4}, 900.0) == [(25.0, 5), (360.0, 1)]
+
+
 def test_a_wave_has_its_mean_rate_and_its_trough() -> None:
     times = np.array(waves(2.0, 10.0, period=100.0, seconds=1000.0, seed=0))
     assert len(times) == pytest.approx(6000, rel=0.05)

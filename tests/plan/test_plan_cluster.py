@@ -199,13 +199,16 @@ def test_calibration_refuses_times_that_no_factors_give() -> None:
 
 
 def test_lost_replicas_lose_no_request() -> None:
-    traffic = prefixed(200, rate=40.0, prefixes=4, tokens=160)
+    traffic, price = prefixed(200, rate=40.0, prefixes=4, tokens=160), MACHINE.price
+    assert price is not None
     calm = simulate(engine(), 4, "galley", traffic)
     loss = Loss(2, 100)
     hit = simulate(engine(), 4, "galley", traffic, loss)
     assert hit == simulate(engine(), 4, "galley", traffic, loss)
     assert calm.requests == hit.requests == 200
     assert hit.moved > 0
+    # Lost replicas are of those that have to be there.
+    assert hit.price_per_hour == calm.price_per_hour == 4 * price
     assert calm.moved == 0
     # What was delivered is not computed again, but read again.
     assert hit.tpot_s["p99"] > calm.tpot_s["p99"]
@@ -464,7 +467,7 @@ def test_the_command_compares_autoscalers(tmp_path: Path) -> None:
         "--rate",
         "1",
         "--peak",
-        "20",
+        "10",
         "--seconds",
         "60",
     ]
@@ -472,8 +475,8 @@ def test_the_command_compares_autoscalers(tmp_path: Path) -> None:
     html = tmp_path / "page.html"
     done = planned(tmp_path, *load, "--start-seconds", "5", "--html", str(html))
     assert done.exit_code == 0, done.output
-    assert "L4, galley: " in done.output
-    assert "The goal is met with the fewest replicas by " in done.output
+    assert "L4, router galley, scaler galley: " in done.output
+    assert "The goal is met with the fewest replicas by scaler " in done.output
     assert "Replicas that serve" in html.read_text(encoding="utf-8")
     for options, said in (
         (["--most-replicas", "3"], "there is no --scaler; leave out --most-replicas"),

@@ -78,7 +78,7 @@ def test_a_request_reaches_its_engine_whatever_became_of_its_prompt(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("rounds", range(4))
+@pytest.mark.parametrize("rounds", range(3))
 def test_a_request_that_ends_meanwhile_is_never_sent(rounds: int) -> None:
     async def run() -> None:
         engine, ended = Engine(), 0
@@ -96,8 +96,7 @@ def test_a_request_that_ends_meanwhile_is_never_sent(rounds: int) -> None:
         [task] = asyncio.all_tasks() - {asyncio.current_task()}
         for _ in range(rounds):
             await asyncio.sleep(0)
-        if engine.received:  # it was sent before
-            return
+        assert not engine.received
         stream.cancel()
         await asyncio.wait([task])
         assert task.cancelled()

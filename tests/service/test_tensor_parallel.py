@@ -11,9 +11,11 @@ import psutil
 
 from galley import SamplingParams
 from galley.engine.loaders import load_engine
+from galley.gateway.registry import Registry
 from galley.service.client import EngineClient
 from galley.service.requests import expand
 from galley.service.streams import OutputStream
+from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest
 from galley.types.model_info import ModelInfo
@@ -89,3 +91,20 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
         return list(texts)
 
     assert asyncio.run(run()) == texts_of_one_process(checkpoint("llama"))
+
+
+def test_the_memory_of_all_ranks_is_the_engines(checkpoint: CheckpointMaker) -> None:
+    async def run() -> None:
+        given = Settings(
+            model=str(checkpoint("llama")), threads=1, kv_cache_tokens=1024, tensor_parallel=2
+        )
+        models = Registry(given)
+        await models.start()
+        try:
+            [served] = models
+            engine, rank = served.processes["engine"]
+            assert rank == rank_of(engine)
+        finally:
+            await models.close()
+
+    asyncio.run(run())

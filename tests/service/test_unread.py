@@ -3,12 +3,11 @@
 import asyncio
 import gc
 import weakref
-from collections import Counter
 
 import pytest
 
 from galley.errors import DeadlineExceeded, SlowReader
-from galley.service.unread import _MOST_WOKEN, Unread, UnreadBudget
+from galley.service.unread import Unread, UnreadBudget
 from galley.types import Output, Timing, TokenLogprob, Tokens
 
 
@@ -129,36 +128,6 @@ def test_a_reader_far_behind_lets_others_run() -> None:
         await asyncio.gather(*tasks)
         assert read.index("other") <= 2
         assert budget.total == 0
-
-    asyncio.run(run())
-
-
-def test_few_readers_run_in_each_round_of_the_loop() -> None:
-    """So a request that arrives meanwhile does not wait for all of them; each still takes all there is."""
-
-    async def run() -> None:
-        budget = UnreadBudget()
-        streams = [Unread(budget, lambda: None) for _ in range(3 * _MOST_WOKEN + 1)]
-        rounds = 0
-        taken: list[tuple[int, int, int]] = []
-
-        async def read(number: int, unread: Unread) -> None:
-            tokens = len((await unread.get()).tokens)
-            taken.append((rounds, number, tokens))
-
-        readers = [asyncio.create_task(read(*one)) for one in enumerate(streams)]
-        await asyncio.sleep(0)
-        for _ in range(2):  # two steps of the engine
-            for unread in streams:
-                unread.put(output())
-        while not all(reader.done() for reader in readers):
-            rounds += 1
-            await asyncio.sleep(0)
-        busiest = max(Counter(when for when, *_ in taken).values())
-        assert busiest == _MOST_WOKEN
-        assert [number for _, number, _ in taken] == list(range(len(streams)))
-        assert {tokens for *_, tokens in taken} == {2}
-        await asyncio.wait_for(budget.readers.all_woken(), 1)
 
     asyncio.run(run())
 

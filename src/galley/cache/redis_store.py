@@ -8,12 +8,12 @@ in one slot.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from galley.cache.entry import Entry, pack, unpack
 from galley.cache.gathered_reads import GatheredReads
+from galley.cache.redis_client import redis_client
 from galley.cache.store import OVERHEAD_BYTES, Bounds, Kept, Selection, Size, StoreError
-from galley.errors import SettingsError, pip_install
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
@@ -25,8 +25,6 @@ _HITS: Final = f"{_PREFIX}:hits"
 _TOTAL: Final = f"{_PREFIX}:bytes"
 _QUESTIONS: Final = f"{_PREFIX}:questions"
 
-CONNECT_SECONDS: Final = 1.0
-_MOST_CONNECTIONS: Final = 64
 _SCANNED: Final = 500
 """Entries read at a time when they are listed or removed."""
 
@@ -114,31 +112,8 @@ class RedisStore:
         Raises:
             SettingsError: the package redis is missing, or the URL cannot be read.
         """
-        try:
-            from redis import asyncio as redis
-        except ImportError:
-            raise SettingsError(
-                f"response_cache_store is {_shown(url)}, which needs the package redis: "
-                f"{pip_install('redis')}"
-            ) from None
         self._bounds = bounds
-        try:
-            # Requests beyond so many at a time wait for a connection.
-            pool = redis.BlockingConnectionPool.from_url(
-                url,
-                socket_timeout=timeout,
-                socket_connect_timeout=CONNECT_SECONDS,
-                retry=None,
-                max_connections=_MOST_CONNECTIONS,
-                timeout=timeout,
-            )
-        except ValueError:
-            # Redis's own message has a part of the URL, which may be one of the password.
-            raise SettingsError(
-                "response_cache_store is not the URL of a Redis, such as redis://localhost:6379/0; write "
-                "special characters of a password as %XX"
-            ) from None
-        self._redis: Any = redis.Redis.from_pool(pool)
+        self._redis = redis_client(url, "response_cache_store", timeout)
         self._get = self._redis.register_script(_GET)
         self._put = self._redis.register_script(_PUT)
         self._remove = self._redis.register_script(_REMOVE)
@@ -243,12 +218,6 @@ class RedisStore:
 
 def _unless_expired(entry: Entry | None, now: float) -> Entry | None:
     return entry if entry is not None and entry.expires > now else None
-
-
-def _shown(url: str) -> str:
-    """Return the URL without its password, for messages."""
-    scheme, slashes, rest = url.partition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def up(config: str) -> None:
     token of network.token_file. galley cluster down stops it.
     """
     cluster = _config(config)
-    from galley.cluster.on_ray.connect import start_node
+    from galley.cluster.on_ray.node import start_node
 
     address = start_node(cluster)
     click.echo(f"this machine is a node of the Ray cluster at {address}")
@@ -101,8 +101,9 @@ def deploy(config: str) -> None:
 def down(config: str, *, node: bool) -> None:
     """Remove a cluster from Ray Serve; running requests are completed first."""
     cluster = _config(config)
-    from galley.cluster.on_ray.connect import connect, stop_node
+    from galley.cluster.on_ray.connect import connect
     from galley.cluster.on_ray.deploy import remove
+    from galley.cluster.on_ray.node import stop_node
 
     gone = remove(connect(cluster), cluster)
     click.echo(f"removed {', '.join(gone)}" if gone else f"there is no cluster {cluster.name}")

@@ -4,28 +4,20 @@
 """
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
-
-from galley.errors import SettingsError
+from galley.links import handshake
 from galley.links.handshake import (
-    GREETING_BYTES,
     HANDSHAKE_SECONDS,
     HASH_BYTES,
     LENGTH,
     BadFrame,
-    Hello,
-    Keys,
-    Proof,
-    seal,
+    Handshake,
+    Seals,
 )
 from galley.service.frames import MAX_FRAME_BYTES
-
-Frame = TypeVar("Frame")
 
 MAX_UNSENT_BYTES: Final = MAX_FRAME_BYTES + 64 * 1024 * 1024
 """Bytes waiting to be sent at which the other side counts as gone: more than a single frame may have."""
@@ -37,23 +29,15 @@ class Channel:
     """One end of a connection after the handshake."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        sends: bytes,
-        receives: bytes,
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seals: Seals
     ) -> None:
-        """Create it; ``sends`` and ``receives`` are the keys of each direction."""
         self._reader = reader
         self._writer = writer
-        self._sends, self._receives = sends, receives
-        self._sent = self._received = 0
+        self._seals = seals
 
     def send(self, body: bytes) -> None:
         """Queue a frame; drop the connection if the other side does not read."""
-        sealed = seal(self._sends, self._sent, body)
-        self._sent += 1
+        sealed = self._seals.seal(body)
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(LENGTH.pack(len(body)) + body + sealed)
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
@@ -98,11 +82,11 @@ class Channel:
             if end > len(received):
                 break
             body = bytes(received[body_at : body_at + length])
-            sealed = seal(self._receives, self._received, body)
-            if not hmac.compare_digest(sealed, received[body_at + length : end]):
+            try:
+                self._seals.check(body, received[body_at + length : end])
+            except BadFrame:
                 self.abort()
-                raise BadFrame("a frame was changed on its way")
-            self._received += 1
+                raise
             bodies.append(body)
             start = end
         del received[:start]
@@ -112,61 +96,44 @@ class Channel:
 async def greet(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes
 ) -> Channel:
-    """Shake hands as the side that has connected.
+    """Shake hands as :func:`galley.links.handshake.greet`, and raise its errors.
 
     Raises:
-        SettingsError: the replica refuses, or does not have the token.
         OSError: the connection ended, or the other side did not answer in time.
     """
-    ours = Hello.new()
-    async with asyncio.timeout(HANDSHAKE_SECONDS):
-        _write(writer, ours)
-        theirs = await _read(reader, Hello)
-        keys = Keys(token, ours.nonce, theirs.nonce)
-        _write(writer, Proof(keys.caller_proof))
-        answer = await _read(reader, Proof)
-    if answer.refusal:
-        raise SettingsError(f"the replica refuses the connection: {answer.reason}")
-    if not hmac.compare_digest(answer.proof, keys.replica_proof):
-        raise SettingsError("the replica does not have the token of cluster_token_file")
-    return Channel(reader, writer, sends=keys.from_caller, receives=keys.from_replica)
+    return await _shake_hands(reader, writer, handshake.greet(token))
 
 
 async def receive(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes
 ) -> Channel:
-    """Shake hands as the replica.
+    """Shake hands as :func:`galley.links.handshake.receive`, and raise its errors.
 
     Raises:
-        SettingsError: the other side does not have the token, or is another version of Galley; the
-            refusal has been sent to it.
         OSError: the connection ended, or the other side did not answer in time.
     """
-    ours = Hello.new()
+    return await _shake_hands(reader, writer, handshake.receive(token))
+
+
+async def _shake_hands(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, steps: Handshake
+) -> Channel:
+    step = next(steps)
     async with asyncio.timeout(HANDSHAKE_SECONDS):
-        theirs = await _read(reader, Hello)
-        _write(writer, ours)
-        keys = Keys(token, theirs.nonce, ours.nonce)
-        proof = await _read(reader, Proof)
-        refusal = keys.refusal(theirs, proof)
-        if refusal:
-            _write(writer, Proof(refusal=refusal))
-            await writer.drain()
-            raise SettingsError(refusal)
-        _write(writer, Proof(keys.replica_proof))
-    return Channel(reader, writer, sends=keys.from_replica, receives=keys.from_caller)
+        try:
+            while True:
+                if isinstance(step, int):
+                    step = steps.send(await _exactly(reader, step))
+                else:
+                    writer.write(step)
+                    await writer.drain()
+                    step = next(steps)
+        except StopIteration as done:
+            return Channel(reader, writer, done.value)
 
 
-def _write(writer: asyncio.StreamWriter, frame: Hello | Proof) -> None:
-    body = msgspec.msgpack.encode(frame)
-    writer.write(LENGTH.pack(len(body)) + body)
-
-
-async def _read(reader: asyncio.StreamReader, kind: type[Frame]) -> Frame:
+async def _exactly(reader: asyncio.StreamReader, count: int) -> bytes:
     try:
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        if length > GREETING_BYTES:
-            raise BadFrame("the other side is no Galley: its first frame is too large")
-        return msgspec.msgpack.decode(await reader.readexactly(length), type=kind)
-    except (EOFError, msgspec.DecodeError) as error:
-        raise BadFrame("the other side is no Galley, or closed the connection") from error
+        return await reader.readexactly(count)
+    except EOFError as error:
+        raise BadFrame("the other side closed the connection") from error

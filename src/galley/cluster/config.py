@@ -18,7 +18,7 @@ from galley.settings.transfers import TransferSettings
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 _CLUSTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
-"""Without dots: the names of a cluster's applications are its own and others that begin with it and one."""
+"""Without dots: the names of a cluster's applications are NAME and NAME.MODEL.RELEASE."""
 
 _VERSION: Final = r"^([A-Za-z0-9][A-Za-z0-9_.]{0,31})?\Z"
 _LONGEST: Final = 86_400.0
@@ -33,6 +33,7 @@ Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
 _OF_CLUSTER: Final = frozenset(
     {"host", "port", "grpc_port", "models", "models_dir", "model_repository", "served_model_name"}
+    | {"drain_seconds"}  # that of rollout
     | ClusterSettings.__annotations__.keys()
     | TransferSettings.__annotations__.keys()
 ) - {"gateway_headers", "objective"}
@@ -125,7 +126,8 @@ class Release(_Part, frozen=True):
     @property
     def name(self) -> str:
         """The release's name, which changes with everything that its answers may depend on."""
-        parts = (self.model, self.revision, self.version, sorted(self.settings.items()))
+        settings = sorted(underscored(self.settings).items())
+        parts = (self.model, self.revision, self.version, settings)
         digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=4).hexdigest()
         return f"{self.version}-{digest}" if self.version else f"r{digest}"
 

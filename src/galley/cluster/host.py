@@ -30,7 +30,7 @@ class Load:
         running: sequences that are being computed.
         waiting: sequences that wait for a seat.
         seats: sequences that may be computed at the same time.
-        first_token_seconds: predicted time to the first token of a newcomer.
+        first_token_seconds: predicted time to the first token of a new request.
     """
 
     requests: int

@@ -11,7 +11,7 @@ If it cannot be used, the replicas stay as they are.
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -94,8 +94,7 @@ def following(
         seats: sequences that a replica runs at the same time, before it has reported more.
     """
 
-    def apply(fleet: "Fleet") -> None:
-        releases = read_members(path).get(model, {})
+    def apply(fleet: "Fleet", releases: Mapping[str, Release]) -> None:
         sources = [
             dataclasses.replace(remote_source(address, access, seats), release=name)
             for name, release in releases.items()
@@ -108,13 +107,16 @@ def following(
 
     async def follow(fleet: "Fleet") -> None:
         seen: object = ""
+        releases: Mapping[str, Release] = {}
         while True:
             state = _state(path)
             # A replica's address may be that of one that is still leaving.
             if state != seen or fleet.has_leaving:
-                seen = state
                 try:
-                    apply(fleet)
+                    if state != seen:
+                        seen = state
+                        releases = read_members(path).get(model, {})
+                    apply(fleet, releases)
                 except SettingsError as error:
                     log.error("the replicas of %s stay as they are: %s", model, error)
                 except Exception:

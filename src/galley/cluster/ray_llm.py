@@ -24,6 +24,9 @@ from galley.settings.named_models import convert
 _PORTS: Final = (18_000, 18_499)
 _DRAIN_SECONDS: Final = 60.0
 _READY_POLL_SECONDS: Final = 0.2
+_OF_SERVER: Final = ("model", "served_model_name", "host", "port", "drain_seconds")
+"""Settings of ``galley serve`` that this server determines."""
+
 _MODELS: Final = "ray.llm._internal.serve.core.configs.openai_api_models"
 """Ray's module of answers, which exists only where vLLM or SGLang is installed."""
 
@@ -235,6 +238,10 @@ def settings_of(llm_config: Any) -> dict[str, Any]:
     if not isinstance(source, str):
         raise SettingsError("model_source must be a folder, a GGUF file or a hub id")
     given = underscored(dict(llm_config.engine_kwargs or {}))
+    if wrong := [one for one in _OF_SERVER if one in given]:
+        raise SettingsError(
+            f"engine_kwargs: Galley's server for Ray determines {', '.join(wrong)}; leave it out"
+        )
     settings = {**given, "model": source, "served_model_name": name}
     Settings(**convert(Settings, settings, source="engine_kwargs"))
     return settings

@@ -70,7 +70,7 @@ class BlockForm:
         checksum.update(data.data)
         return preamble, data.data, checksum.digest()
 
-    def content(self, block: Block, found: "Bytes | bytearray") -> Bytes | None:
+    def content(self, block: Block, found: "Bytes | bytearray | memoryview") -> Bytes | None:
         """Return the keys and values of exactly this block, or None if anything is not as expected."""
         whole = np.frombuffer(found, dtype=np.uint8)
         preamble = self._preamble(block)

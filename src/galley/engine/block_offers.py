@@ -28,7 +28,7 @@ class BlockOffers:
         self._pool = pool
         self._known = known
         self.wake = wake
-        self._asked: deque[tuple[Sequence[Block], Future[list[int]]]] = deque()
+        self._wanted: deque[tuple[Sequence[Block], Future[list[int]]]] = deque()
         self._returned: deque[list[int]] = deque()
         self._held: list[list[int]] = []
 
@@ -49,7 +49,7 @@ class BlockOffers:
             TimeoutError: the engine did not answer in time.
         """
         answer: Future[list[int]] = Future()
-        self._asked.append((blocks, answer))
+        self._wanted.append((blocks, answer))
         self.wake()
         try:
             held = answer.result(seconds)
@@ -72,7 +72,7 @@ class BlockOffers:
     @property
     def has_work(self) -> bool:
         """Whether :meth:`serve` would do anything."""
-        return bool(self._asked or self._returned)
+        return bool(self._wanted or self._returned)
 
     @property
     def is_holding(self) -> bool:
@@ -90,8 +90,8 @@ class BlockOffers:
             self._held = [one for one in self._held if one is not done]
             for block in reversed(done):
                 self._pool.release(block)
-        while self._asked:
-            blocks, answer = self._asked.popleft()
+        while self._wanted:
+            blocks, answer = self._wanted.popleft()
             if not answer.set_running_or_notify_cancel():
                 continue
             found = self._find(blocks)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -46,10 +46,6 @@ class BlockServer:
         blocks: copies blocks from the executor's memory.
         offers: holds them meanwhile.
         files: blocks on disk, if there are any.
-
-    Attributes:
-        sent_blocks, sent_bytes: what was sent so far.
-        failures: requests that were refused, or whose peer was gone before all blocks were sent.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class BlockServer:
         """Connection -> hangs up on the peer."""
         self._listener: socket.socket | None = None
         self._closed = False
-        self.sent_blocks = self.sent_bytes = self.failures = 0
+        self._sent_blocks = self._sent_bytes = self._failures = 0
 
     def listen(self, host: str, port: int) -> int:
         """Accept peers from now on; return the port.
@@ -95,6 +91,15 @@ class BlockServer:
         if self._listener is not None:
             hang_up(self._listener)  # wakes the thread that accepts, which closing does not
             self._listener.close()
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was sent, by field of :class:`EngineStats`."""
+        return {
+            "kv_sent_blocks": self._sent_blocks,
+            "kv_sent_bytes": self._sent_bytes,
+            "kv_send_failures": self._failures,
+        }
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -139,7 +144,7 @@ class BlockServer:
                 self._answer(link)
         except (OSError, GalleyError, msgspec.DecodeError, msgspec.ValidationError) as error:
             with self._lock:
-                self.failures += 1
+                self._failures += 1
             self._warnings.add(f"{peer}: blocks were not sent: {error or type(error).__name__}")
         finally:
             with self._lock:
@@ -201,8 +206,8 @@ class BlockServer:
 
     def _count(self, blocks: int, size: int) -> None:
         with self._lock:
-            self.sent_blocks += blocks
-            self.sent_bytes += size
+            self._sent_blocks += blocks
+            self._sent_bytes += size
 
     def _found(
         self, blocks: Sequence[Block], link: SealedSocket

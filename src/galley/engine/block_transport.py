@@ -29,12 +29,9 @@ from galley.links.access import Access
 from galley.links.handshake import BadFrame
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.executor import Bytes
-from galley.types.transfers import KVPeer
+from galley.types.transfers import MOST_BLOCKS, KVPeer
 
 log: Final = logging.getLogger("galley.transfers")
-
-MOST_BLOCKS: Final = 1 << 18
-"""Maximum number of blocks in a request."""
 
 MOST_FETCH_BYTES: Final = MOST_BLOCKS * 24
 """Maximum size of a request."""
@@ -68,7 +65,6 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     groups: Annotated[
         list[Annotated[int, msgspec.Meta(ge=0, le=255)]], msgspec.Meta(max_length=MOST_BLOCKS)
     ]
-
     host: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
     @classmethod
@@ -150,9 +146,8 @@ class SocketTransport:
         with self._lock:
             if self._avoided.get(address, 0.0) > time.monotonic():
                 raise ConnectionRefusedError("could not be reached a moment ago")
-        if (
-            deadline <= time.monotonic()
-        ):  # all threads were busy, which says nothing about this peer
+        if deadline <= time.monotonic():
+            # All threads were busy, which says nothing about this peer.
             raise TransferFailed(
                 f"{peer.host}:{peer.port} was not tried: other transfers took too long"
             )
@@ -169,7 +164,7 @@ class SocketTransport:
                 if frame[:1] == REFUSED:
                     raise TransferFailed(f"{peer.host}:{peer.port} refuses: {_reason(frame)}")
                 if frame[:1] == BLOCK:
-                    yield self._checked(blocks[got], frame[1:])
+                    yield self._checked(blocks[got], memoryview(frame)[1:])
                     got += 1
                 elif frame[:1] == SHARED:
                     for data in self._shared(link, frame[1:], blocks[got:]):
@@ -179,7 +174,7 @@ class SocketTransport:
                     return
             link.receive(1)
 
-    def _checked(self, block: Block, found: bytearray) -> Bytes:
+    def _checked(self, block: Block, found: "bytearray | memoryview") -> Bytes:
         data = self._form.content(block, found)
         if data is None:
             raise BadFrame("a block is not intact, or another one")

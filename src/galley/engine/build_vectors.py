@@ -16,6 +16,7 @@ _OF_GENERATION: Final = {
     "quality_gate": "",
     "draft_model": None,
     "batching": "continuous",
+    "max_adapters": None,
     "experts": "memory",
     "prefix_cache_dir": "",
 }
@@ -32,7 +33,7 @@ def build_vectors(loading: Loading) -> EmbeddingEngine:
     settings, model = loading.settings, loading.model
     for name, unset in _OF_GENERATION.items():
         value = getattr(settings, name)
-        if value != unset:
+        if value and value != unset:
             raise SettingsError(
                 f"{name} is {value!r}, but {loading.name} computes vectors and generates no text; leave it "
                 "out for this model"

@@ -19,7 +19,6 @@ from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
 from galley.engine.step_meter import StepMeter
-from galley.engine.tier_stats import TierStats
 from galley.errors import EngineError, same_id
 from galley.ops.executor import Closable, Executor
 from galley.types import (
@@ -277,11 +276,11 @@ class Engine:
         prompt, recent = self._speculation.counts("prompt"), self._speculation.counts("recent")
         grammar = self._speculation.counts("grammar")
         experts = self._executor.expert_counts()
-        tier = TierStats() if self._tier is None else self._tier.stats
+        loading, counts = (0, {}) if self._tier is None else (self._tier.waiting, self._tier.counts)
         draft, drafted = self._speculation.counts("draft"), self._speculation.draft_seconds
         return EngineStats(
             running=len(self._scheduler.running),
-            waiting=self._scheduler.waiting + len(self._preparing) + tier.waiting,
+            waiting=self._scheduler.waiting + len(self._preparing) + loading,
             kv_used_blocks=self._kv.pool.used,
             kv_cached_blocks=self._kv.pool.cached,
             kv_total_blocks=self._kv.pool.total,
@@ -317,7 +316,7 @@ class Engine:
             expert_evictions=experts.evictions,
             expert_read_bytes=experts.read_bytes,
             expert_read_seconds=experts.read_seconds,
-            **tier.counts,
+            **counts,
         )
 
     def take_block_changes(self) -> dict[bytes, bool]:

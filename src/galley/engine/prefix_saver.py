@@ -8,7 +8,7 @@ computed, so little is lost when the process is killed.
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from galley.engine.block_form import Block
 from galley.engine.prefix_files import PrefixFiles
@@ -81,6 +81,14 @@ class PrefixSaver:
     def has_work(self) -> bool:
         """Whether blocks wait to be queued."""
         return bool(self._unsaved) and self.writer.is_running
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was written, by field of :class:`EngineStats`."""
+        return {
+            "prefix_disk_written_bytes": self.writer.written_bytes,
+            "prefix_disk_dropped_blocks": self.dropped + self.writer.dropped,
+        }
 
     def save(self) -> None:
         """Queue blocks that the last steps have filled, as far as there is room."""

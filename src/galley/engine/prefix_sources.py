@@ -1,6 +1,6 @@
 """Where blocks that are not in memory may be: in files, or at a peer.
 
-A source is asked on the engine's thread, and read on threads of its own.
+The engine's thread looks whether a source may have something; threads of the source read it.
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from galley.engine.block_form import Block
 from galley.engine.block_transport import BlockTransport, TransferFailed
@@ -88,6 +88,16 @@ class FileSource:
         """Return whether a hash has files in all groups."""
         return all(self.files.exists(block_key(link, g)) for g in self._groups)
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was read, by field of :class:`EngineStats`."""
+        return {
+            "prefix_disk_hit_tokens": self.taken.hit_tokens,
+            "prefix_disk_read_bytes": self.taken.bytes,
+            "prefix_disk_damaged_files": self.files.damaged,
+            "prefix_disk_bytes": self.files.bytes,
+        }
+
 
 class _Files:
     """The files of one sequence's blocks; see :class:`Reading`."""
@@ -119,18 +129,13 @@ class PeerSource:
     Args:
         transport: how they come.
         seconds: time within which those of a sequence have to arrive.
-
-    Attributes:
-        fetches, failures: transfers so far, and those of them that ended before all was there.
-        missing_blocks: blocks that were expected at a peer and that it did not have.
-        seconds: time that the transfers took, added up.
     """
 
     def __init__(self, transport: BlockTransport, seconds: float) -> None:
         self.threads = ThreadPoolExecutor(_FETCHERS, thread_name_prefix="galley-block-fetcher")
         self.taken = Taken()
-        self.fetches = self.failures = self.missing_blocks = 0
-        self.seconds = 0.0
+        self._fetches = self._failures = self._missing = 0
+        self._seconds = 0.0
         self._transport = transport
         self._limit = seconds
         self._lock = threading.Lock()
@@ -155,7 +160,7 @@ class PeerSource:
                     missing -= 1
                     yield data
             with self._lock:
-                self.missing_blocks += missing
+                self._missing += missing
         except Exception as error:
             failed = True
             if not isinstance(error, TransferFailed):
@@ -163,9 +168,22 @@ class PeerSource:
             self._warnings.add(f"{error}; what did not arrive is computed")
         finally:
             with self._lock:
-                self.fetches += 1
-                self.failures += failed
-                self.seconds += time.monotonic() - began
+                self._fetches += 1
+                self._failures += failed
+                self._seconds += time.monotonic() - began
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What was fetched, by field of :class:`EngineStats`."""
+        return {
+            "kv_peer_hit_tokens": self.taken.hit_tokens,
+            "kv_fetches": self._fetches,
+            "kv_fetch_failures": self._failures,
+            "kv_fetch_seconds": self._seconds,
+            "kv_fetched_blocks": self.taken.blocks,
+            "kv_fetched_bytes": self.taken.bytes,
+            "kv_missing_blocks": self._missing,
+        }
 
 
 class _AtPeer:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from galley.engine.block_form import Block
 from galley.engine.block_offers import BlockOffers
@@ -23,7 +23,6 @@ from galley.engine.prefix_files import PrefixFiles
 from galley.engine.prefix_saver import PrefixSaver
 from galley.engine.prefix_sources import BlockSource, FileSource, PeerSource, Reading
 from galley.engine.sequence import Sequence
-from galley.engine.tier_stats import TierStats
 from galley.ops.executor import BlockAccess
 from galley.types import BLOCK_TOKENS
 
@@ -293,15 +292,19 @@ class PrefixTier:
         return loads if self._offers is None else [*loads, *self._offers.held()]
 
     @property
-    def stats(self) -> TierStats:
-        """The counts so far."""
-        waiting = len(self._behind) + sum(not load.abandoned for load in self._loads)
-        stats = TierStats(waiting=waiting)
+    def waiting(self) -> int:
+        """The number of sequences that wait for their prefixes."""
+        return len(self._behind) + sum(not load.abandoned for load in self._loads)
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The fields of :class:`EngineStats` that are known here alone."""
+        counts: dict[str, Any] = {}
         if self._files is not None and self._saver is not None:
-            stats = stats.with_files(self._files, self._saver)
+            counts |= self._files.counts | self._saver.counts
         if self._peers is not None:
-            stats = stats.with_peers(self._peers)
-        return stats if self._server is None else stats.with_server(self._server)
+            counts |= self._peers.counts
+        return counts if self._server is None else counts | self._server.counts
 
     def close(self) -> None:
         """Write what is not on disk yet, in less than a second, and stop the threads."""

@@ -44,7 +44,7 @@ class PrefixWriter:
         in_use: returns the keys of the blocks in memory, whose files count as used now.
 
     Attributes:
-        written_blocks, written_bytes: what was written so far.
+        written_bytes: what was written so far.
         dropped: blocks that were not written because the disk failed.
     """
 
@@ -56,7 +56,7 @@ class PrefixWriter:
         self._changed = threading.Condition()
         self._closing = False
         self._failed_at: float | None = None
-        self.written_blocks = self.written_bytes = self.dropped = 0
+        self.written_bytes = self.dropped = 0
         self._thread = threading.Thread(target=self._run, daemon=True, name="galley-prefix-writer")
         self._thread.start()
 
@@ -125,7 +125,6 @@ class PrefixWriter:
 
     def _write(self, block: Block, data: Bytes, until: float) -> None:
         written = self._files.write(block, data, until=until)
-        self.written_blocks += bool(written)
         self.written_bytes += written
         if self._failed_at is not None:
             log.info("%s can be written again", self._files.folder)

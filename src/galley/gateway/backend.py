@@ -22,6 +22,7 @@ from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.model_files import fingerprint, has_fingerprint
 from galley.gateway.submitter import Submitter
 from galley.gateway.text_parts import TextLoading, TextParts
+from galley.machine import with_descendants
 from galley.service.spawn import Spawner
 from galley.service.watchdog import Watchdog
 from galley.settings.config import Settings
@@ -91,7 +92,8 @@ class Backend:
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
         """Kind of process -> process ids of those that run."""
-        processes: dict[str, Sequence[int]] = {"engine": self.engine.engine_pids}
+        # An engine's process is the parent of those of its ranks.
+        processes: dict[str, Sequence[int]] = {"engine": with_descendants(self.engine.engine_pids)}
         if self.text is not None:
             processes["text"] = self.text.pool.pids
         if self.decoder is not None:

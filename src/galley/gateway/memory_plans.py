@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from galley.machine import children_of, held_memory
+from galley.machine import held_memory, with_descendants
 from galley.types.model_info import Ledger
 
 
@@ -47,6 +47,5 @@ class MemoryPlans:
 def _not_taken(ledger: Ledger, pids: Sequence[int], engines: int) -> int:
     if ledger.device != "cpu":
         return 0
-    # An engine's process is the parent of those of its ranks.
-    held = sum(held_memory(one) for pid in pids for one in (pid, *children_of(pid)))
+    held = sum(map(held_memory, with_descendants(pids)))
     return max(0, engines * (ledger.total - ledger.reserve) - held)

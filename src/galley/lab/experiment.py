@@ -65,10 +65,12 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         measured: the median, and the range of the repeats.
         predicted: by arithmetic from what the machine was measured to do; None: nothing predicts it.
+        doubt: why the figure decides nothing, whatever it is; empty: it does.
     """
 
     measured: Spread
     predicted: float | None = None
+    doubt: str = ""
 
     @classmethod
     def exact(cls, measured: float, predicted: float | None = None) -> "Figure":
@@ -135,8 +137,10 @@ def judge(claim: Claim, figure: Figure) -> Judgment:
 
     Returns:
         "confirmed" if the median is in the range, "contradicted" if no measurement may be, and
-        "undecided" if they vary too much to say.
+        "undecided" if they vary too much to say, or if the figure is in doubt.
     """
+    if figure.doubt:
+        return "undecided"
     low = float("-inf") if claim.low is None else claim.low
     high = float("inf") if claim.high is None else claim.high
     measured = figure.measured
@@ -152,9 +156,10 @@ def verdict(claim: Claim, figure: Figure) -> str:
     if measured.low != measured.high:
         found += f" ({measured.low:.3g} to {measured.high:.3g})"
     judged = judge(claim, figure)
+    why = figure.doubt or "the measurements vary too much; measure on an idle machine"
     head = {
         "confirmed": "Confirmed here.",
-        "undecided": "Undecided: the measurements vary too much; measure on an idle machine.",
+        "undecided": f"Undecided: {why}.",
         "contradicted": "Contradicted here.",
     }[judged]
     return f"{head} {found}; confirmed by {claim.range}."

@@ -40,7 +40,7 @@ def summary(
                     f"{measured.median:.3g} ({measured.low:.3g} to {measured.high:.3g})"
                     if measured.low != measured.high
                     else f"{measured.median:.3g}",
-                    judge(claim, figure),
+                    ": ".join(filter(None, (judge(claim, figure), figure.doubt))),
                 )
             )
     return rows

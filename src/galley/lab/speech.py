@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from galley.bench.report import Spread
 from galley.demo.speech import CALL
 from galley.lab.bench import Lab
+from galley.lab.experiment import Figure
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.options import QualityRules, TranscribeOptions
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from galley.speech.transcribe import Transcriber
 
 Samples = NDArray[np.float32]
+
+_LEAST_WORDS: Final = 1000
+"""Words from which the standard error of a word error rate of 10 % is 1 % of the words."""
 
 _MOST_QUICK: Final = 60.0
 """Most seconds of recordings in a quick run."""
@@ -99,6 +104,15 @@ def words_wrong(spoken: Sequence[Spoken], texts: Sequence[str]) -> float:
     from galley.speech.evaluate import word_error_rate
 
     return word_error_rate([each.text for each in spoken], texts)
+
+
+def words_added(spoken: Sequence[Spoken], more: float, less: float) -> Figure:
+    """Return by how many words in a hundred two word error rates of the recordings differ."""
+    words = sum(len(each.text.split()) for each in spoken)
+    few = f"{words} words are too few for a rate of errors; give recordings of {_LEAST_WORDS:,} or more"
+    return Figure(
+        measured=Spread.of([100 * (more - less)]), doubt=few if words < _LEAST_WORDS else ""
+    )
 
 
 def through(samples: Samples, container: str, codec: str, rate: int, bits: int | None) -> bytes:

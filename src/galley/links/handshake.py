@@ -11,19 +11,23 @@ does that.
 import hmac
 import secrets
 import struct
+from collections.abc import Generator
 from hashlib import blake2b
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from galley import __version__
+from galley.errors import SettingsError
+
+Frame = TypeVar("Frame")
 
 HANDSHAKE_SECONDS: Final = 10.0
 """Time limit of the handshake."""
 
 LENGTH: Final = struct.Struct("<I")
 HASH_BYTES: Final = 16
-GREETING_BYTES: Final = 1024
+_GREETING_BYTES: Final = 1024
 """Maximum size of a frame of the handshake."""
 
 _NUMBER: Final = struct.Struct("<Q")
@@ -79,9 +83,87 @@ class Keys:
         return ""
 
 
+class Seals:
+    """The keys of a connection's directions, and how many frames each has had."""
+
+    def __init__(self, sends: bytes, receives: bytes) -> None:
+        self._sends, self._receives = sends, receives
+        self._sent = self._received = 0
+
+    def seal(self, *parts: "bytes | bytearray | memoryview") -> bytes:
+        """Return the hash that follows the next frame to be sent, whose body is the parts."""
+        self._sent += 1
+        return seal(self._sends, self._sent - 1, *parts)
+
+    def check(self, body: "bytes | bytearray", sealed: "bytes | bytearray") -> None:
+        """Raise BadFrame unless this is the next frame of the other side, and the hash that follows it."""
+        if not hmac.compare_digest(seal(self._receives, self._received, body), sealed):
+            raise BadFrame("a frame was changed on its way")
+        self._received += 1
+
+
 def seal(key: bytes, number: int, *parts: "bytes | bytearray | memoryview") -> bytes:
     """Return the keyed hash of the connection's frame with this number and body."""
     sealed = blake2b(_NUMBER.pack(number), key=key, digest_size=HASH_BYTES)
     for part in parts:
         sealed.update(part)
     return sealed.digest()
+
+
+Handshake: TypeAlias = "Generator[bytes | int, bytes | bytearray, Seals]"
+"""The steps of one side: bytes to send, or the number of bytes to read, which it is then given."""
+
+
+def greet(token: bytes) -> Handshake:
+    """Shake hands as the side that has connected.
+
+    Raises:
+        SettingsError: the other side refuses, or does not have the token.
+        BadFrame: it is no Galley.
+    """
+    ours = Hello.new()
+    yield _written(ours)
+    theirs = yield from _read(Hello)
+    keys = Keys(token, ours.nonce, theirs.nonce)
+    yield _written(Proof(keys.caller_proof))
+    answer = yield from _read(Proof)
+    if answer.refusal:
+        raise SettingsError(f"the other side refuses the connection: {answer.reason}")
+    if not hmac.compare_digest(answer.proof, keys.replica_proof):
+        raise SettingsError("the other side does not have the token of cluster_token_file")
+    return Seals(keys.from_caller, keys.from_replica)
+
+
+def receive(token: bytes) -> Handshake:
+    """Shake hands as the side that has accepted the connection.
+
+    Raises:
+        SettingsError: the other side does not have the token, or is another version of Galley; the
+            refusal has been sent to it.
+        BadFrame: it is no Galley.
+    """
+    ours = Hello.new()
+    theirs = yield from _read(Hello)
+    yield _written(ours)
+    keys = Keys(token, theirs.nonce, ours.nonce)
+    refusal = keys.refusal(theirs, (yield from _read(Proof)))
+    if refusal:
+        yield _written(Proof(refusal=refusal))
+        raise SettingsError(refusal)
+    yield _written(Proof(keys.replica_proof))
+    return Seals(keys.from_replica, keys.from_caller)
+
+
+def _written(frame: Hello | Proof) -> bytes:
+    body = msgspec.msgpack.encode(frame)
+    return LENGTH.pack(len(body)) + body
+
+
+def _read(kind: type[Frame]) -> "Generator[int, bytes | bytearray, Frame]":
+    (length,) = LENGTH.unpack((yield LENGTH.size))
+    if length > _GREETING_BYTES:
+        raise BadFrame("the other side is no Galley: its first frame is too large")
+    try:
+        return msgspec.msgpack.decode((yield length), type=kind)
+    except msgspec.DecodeError as error:
+        raise BadFrame("the other side is no Galley") from error

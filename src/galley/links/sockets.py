@@ -4,31 +4,23 @@
 frames and of the handshake.
 """
 
-import hmac
 import socket
 import ssl
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
-import msgspec
-
-from galley.errors import SettingsError
 from galley.links.access import Access
 from galley.links.handshake import (
-    GREETING_BYTES,
     HANDSHAKE_SECONDS,
     HASH_BYTES,
     LENGTH,
     BadFrame,
-    Hello,
-    Keys,
-    Proof,
-    seal,
+    Handshake,
+    Seals,
+    greet,
+    receive,
 )
-
-Frame = TypeVar("Frame")
 
 
 class SealedSocket:
@@ -39,21 +31,15 @@ class SealedSocket:
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
-        """Wrap a connected socket; :meth:`greet` or :meth:`receive_greeting` comes first."""
+        """Wrap a connected socket; :meth:`shake_hands` comes first."""
         self.deadline = deadline
         self._socket = sock
-        self._sends = self._receives = b""
-        self._sent = self._received = 0
+        self._seals = Seals(b"", b"")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -65,42 +51,22 @@ class SealedSocket:
         """End the connection from any thread: the one that uses it then gets an OSError."""
         hang_up(self._socket)
 
-    def greet(self, token: bytes) -> None:
-        """Shake hands as the side that has connected.
+    def shake_hands(self, handshake: Handshake) -> None:
+        """Take the steps of this side's handshake, and raise its errors.
 
         Raises:
-            SettingsError: the other side refuses, or does not have the token.
             OSError: the connection ended, or the other side did not answer in time.
         """
-        ours = Hello.new()
-        self._write(ours)
-        theirs = self._read(Hello)
-        keys = Keys(token, ours.nonce, theirs.nonce)
-        self._write(Proof(keys.caller_proof))
-        answer = self._read(Proof)
-        if answer.refusal:
-            raise SettingsError(f"the peer refuses the connection: {answer.reason}")
-        if not hmac.compare_digest(answer.proof, keys.replica_proof):
-            raise SettingsError("the peer does not have the token of cluster_token_file")
-        self._sends, self._receives = keys.from_caller, keys.from_replica
-
-    def receive_greeting(self, token: bytes) -> None:
-        """Shake hands as the side that has accepted the connection.
-
-        Raises:
-            SettingsError: the other side does not have the token, or is another version of Galley.
-            OSError: the connection ended, or the other side did not answer in time.
-        """
-        ours = Hello.new()
-        theirs = self._read(Hello)
-        self._write(ours)
-        keys = Keys(token, theirs.nonce, ours.nonce)
-        refusal = keys.refusal(theirs, self._read(Proof))
-        if refusal:
-            self._write(Proof(refusal=refusal))
-            raise SettingsError(refusal)
-        self._write(Proof(keys.replica_proof))
-        self._sends, self._receives = keys.from_replica, keys.from_caller
+        step = next(handshake)
+        try:
+            while True:
+                if isinstance(step, int):
+                    step = handshake.send(self._exactly(step))
+                else:
+                    self._send(step)
+                    step = next(handshake)
+        except StopIteration as done:
+            self._seals = done.value
 
     def send(self, *parts: "bytes | bytearray | memoryview") -> None:
         """Send a frame whose body is the parts, one after another.
@@ -108,11 +74,9 @@ class SealedSocket:
         Raises:
             OSError: the connection ended, or the other side did not read in time.
         """
-        sealed = seal(self._sends, self._sent, *parts)
-        self._sent += 1
+        sealed = self._seals.seal(*parts)
         for part in (LENGTH.pack(sum(map(len, parts))), *parts, sealed):
-            self._set_timeout()
-            self._socket.sendall(part)
+            self._send(part)
 
     def receive(self, most: int) -> bytearray:
         """Return the body of the next frame.
@@ -128,10 +92,7 @@ class SealedSocket:
         if length > most:
             raise BadFrame(f"a frame of {length} bytes exceeds {most}")
         body = self._exactly(length)
-        sealed = seal(self._receives, self._received, body)
-        if not hmac.compare_digest(sealed, self._exactly(HASH_BYTES)):
-            raise BadFrame("a frame was changed on its way")
-        self._received += 1
+        self._seals.check(body, self._exactly(HASH_BYTES))
         return body
 
     def _set_timeout(self) -> None:
@@ -152,19 +113,9 @@ class SealedSocket:
             done += got
         return data
 
-    def _write(self, frame: Hello | Proof) -> None:
-        body = msgspec.msgpack.encode(frame)
+    def _send(self, part: "bytes | bytearray | memoryview") -> None:
         self._set_timeout()
-        self._socket.sendall(LENGTH.pack(len(body)) + body)
-
-    def _read(self, kind: type[Frame]) -> Frame:
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        if length > GREETING_BYTES:
-            raise BadFrame("the peer is no Galley: its first frame is too large")
-        try:
-            return msgspec.msgpack.decode(self._exactly(length), type=kind)
-        except msgspec.DecodeError as error:
-            raise BadFrame("the peer is no Galley") from error
+        self._socket.sendall(part)
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -218,10 +169,7 @@ def _ready(
         if tls is not None:
             raw = tls.wrap_socket(raw, server_side=host is None, server_hostname=host)
         ready = SealedSocket(raw, deadline)
-        if host is None:
-            ready.receive_greeting(token)
-        else:
-            ready.greet(token)
+        ready.shake_hands(receive(token) if host is None else greet(token))
     except BaseException:
         raw.close()
         raise

@@ -109,3 +109,12 @@ class Batch(msgspec.Struct, frozen=True):
 _NONE: Final = np.zeros(0, dtype=np.int64)
 NO_TOKENS: Final = Batch(_NONE, _NONE, np.zeros(1, dtype=np.int64), (), _NONE)
 """A batch without token rows."""
+
+
+def join_tables(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
+    """Return all tables concatenated, and [tables + 1] where each begins."""
+    blocks, starts = array("q"), array("q", [0])
+    for table in tables:
+        blocks.extend(table)
+        starts.append(len(blocks))
+    return blocks, starts

@@ -1,8 +1,6 @@
 """The native executor: runs a whole program in one call into ``galley._native``, without GIL or torch."""
 
 import time
-from array import array
-from collections.abc import Sequence
 from typing import Final, TypeAlias, cast
 
 import numpy as np
@@ -11,7 +9,7 @@ from galley import _native
 from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import Weights
 from galley.graph.program import Program
-from galley.ops.batch import Batch, EncoderBatch, EncoderRows, Table
+from galley.ops.batch import Batch, EncoderBatch, EncoderRows, join_tables
 from galley.ops.converted import log_converted
 from galley.ops.cpu_plan import (
     CpuPlan,
@@ -231,11 +229,17 @@ class CpuExecutor(SynchronousExecutor):
             sampled = time.perf_counter()
             result = sample(logits, sampling, self._draw)
             self.sample_seconds += time.perf_counter() - sampled
-            if NO_TOKEN in result.tokens and self._check is not None:
-                self._check.suspect(logits)
+            if NO_TOKEN in result.tokens and np.isnan(logits).any():
+                result.nan_logits = True
+                self.check_weights()
         result.attention, result.encoded = attention, encoded
         self.forward_seconds += time.perf_counter() - began
         return result
+
+    def check_weights(self) -> None:
+        """See :class:`galley.ops.executor.WeightChecking`."""
+        if self._check is not None:
+            self._check.check_again()
 
     def _encode(self, inputs: EncoderBatch) -> EncoderRows | None:
         assert self._encoder is not None, "only speech models have an encoder"
@@ -243,16 +247,21 @@ class CpuExecutor(SynchronousExecutor):
         if self._given is not None:
             rows = sum(map(self._given.rows_of, np.diff(inputs.starts).tolist()))
             given = np.empty((rows, self._given.given_width), dtype=np.float32)
-        self._encoder.encode(inputs.features, inputs.starts, *_joined(inputs.tables), given)
+        self._encoder.encode(inputs.features, inputs.starts, *join_tables(inputs.tables), given)
         return given
 
     def _align(self, batch: Batch) -> Attention:
         assert self._aligner is not None, "the model has no alignment heads"
         assert batch.cross is not None
         attention = np.zeros((len(batch.tokens), *self._attention_shape), dtype=np.float32)
-        cross = (*_joined(batch.cross.tables), batch.cross.rows)
+        cross = (*join_tables(batch.cross.tables), batch.cross.rows)
         self._aligner.align(
-            batch.tokens, batch.positions, batch.starts, *_joined(batch.tables), attention, cross
+            batch.tokens,
+            batch.positions,
+            batch.starts,
+            *join_tables(batch.tables),
+            attention,
+            cross,
         )
         return attention
 
@@ -260,18 +269,20 @@ class CpuExecutor(SynchronousExecutor):
         if len(self._logits) < len(batch.wanted):
             self._logits = np.empty((len(batch.wanted), self._vocab_size), dtype=np.float32)
         logits = self._logits[: len(batch.wanted)]
-        cross = None if batch.cross is None else (*_joined(batch.cross.tables), batch.cross.rows)
+        cross = (
+            None if batch.cross is None else (*join_tables(batch.cross.tables), batch.cross.rows)
+        )
         self._decoder.forward(
             batch.tokens,
             batch.positions,
             batch.starts,
-            *_joined(batch.tables),
+            *join_tables(batch.tables),
             batch.wanted,
             logits,
             cross,
             batch.adapters,
             batch.types,
-            _joined(batch.state_slots()) if self._recurs else None,
+            join_tables(batch.state_slots()) if self._recurs else None,
         )
         return logits
 
@@ -299,12 +310,3 @@ def _matrices(
         sizes = matrix_bytes(plan.programs)
         matrices.keep_experts_on_disk(sizes, slots=slots, slot_bytes=memory.slot)
     return matrices, cache
-
-
-def _joined(tables: Sequence[Table]) -> "tuple[array[int], array[int]]":
-    """Return all tables concatenated, and where each begins."""
-    blocks, starts = array("q"), array("q", [0])
-    for table in tables:
-        blocks.extend(table)
-        starts.append(len(blocks))
-    return blocks, starts

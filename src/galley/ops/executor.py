@@ -195,6 +195,19 @@ class BlockAccess(Protocol):
 
 
 @runtime_checkable
+class WeightChecking(Protocol):
+    """What an executor can do whose packed weights are on disk, with checksums."""
+
+    def check_weights(self) -> None:
+        """Check them again, since logits were NaN; not more often than once a minute.
+
+        Raises:
+            DamagedWeights: they differ from those written to disk.
+        """
+        ...
+
+
+@runtime_checkable
 class Closable(Protocol):
     """What an executor can do that holds more than memory."""
 

@@ -150,6 +150,7 @@ class StepResult:
             for the rows of ``Batch.align``.
         encoded: [rows, width] the encoder's output for ``Batch.encode``, if its program returns it.
         logits: [wanted, vocab] after all adjustments, if requested; valid until the next step.
+        nan_logits: whether logits were NaN, as those of damaged weights are (executor ``cpu``).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -160,6 +161,7 @@ class StepResult:
     attention: npt.NDArray[np.float32] | None = None
     encoded: npt.NDArray[np.float32] | None = None
     logits: Logits | None = None
+    nan_logits: bool = False
 
 
 def sample(

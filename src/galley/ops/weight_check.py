@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from galley.errors import DamagedWeights
 from galley.machine import lower_thread_priority
 from galley.ops.packed_files import Entry, PackedFile
@@ -55,14 +53,14 @@ class WeightCheck:
         if self._damage:
             raise DamagedWeights(self._damage)
 
-    def suspect(self, logits: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
-        """Check again at once if any logit is NaN.
+    def check_again(self) -> None:
+        """Check all matrices at once, since logits are NaN.
 
         Raises:
             DamagedWeights: as :meth:`raise_if_damaged`.
         """
         now = time.monotonic()
-        if np.isnan(logits).any() and now - self._suspected_at > SUSPICION_SECONDS:
+        if now - self._suspected_at > SUSPICION_SECONDS:
             self._suspected_at = now
             self._check(self._entries)
         self.raise_if_damaged()

@@ -74,7 +74,10 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
     if not ledger.states:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
-    return [("states", ledger.states, f"{ledger.state_slots:,} of {each}, running and of prefixes")]
+    what = f"{ledger.state_slots:,} of {each}, running and of prefixes"
+    if ledger.ranks > 1:
+        what += "; every rank computes convolution and recurrence whole, and has all states"
+    return [("states", ledger.states, what)]
 
 
 def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:

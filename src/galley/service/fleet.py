@@ -188,10 +188,6 @@ class Fleet:
         """Deliver an Output to its reader."""
         return self.book.deliver(replica, output)
 
-    async def readers_woken(self, replica: Replica) -> None:
-        """Wait until the readers of all Outputs that were delivered are woken."""
-        await self.book.readers.all_woken()
-
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent to an engine now."""
         request = self.book.resumption(request_id)

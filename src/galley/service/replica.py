@@ -30,6 +30,7 @@ from galley.service.loading_adapters import LoadingAdapters
 from galley.service.pace import Pace
 from galley.service.replica_events import ReplicaEvents
 from galley.service.replica_version import version_of
+from galley.service.unread import leave_time_to_others
 from galley.service.watchdog import Watchdog
 from galley.types.engine_stats import EngineState, EngineStats, ReplicaStatus
 from galley.types.model_info import ModelInfo, TransferInfo
@@ -45,10 +46,6 @@ LONGEST_RETRY_SECONDS: Final = 8.0
 
 RETRY_AFTER_SHORTAGE: Final = 2.0
 """Delay in seconds before another attempt if no process could be started."""
-
-_QUICK_SECONDS: Final = 0.002
-_LONGEST_PAUSE: Final = 0.05
-"""Limits of :meth:`Replica._leave_time_to_others`, in seconds."""
 
 WATCH_SECONDS: Final = 0.25
 
@@ -266,7 +263,7 @@ class Replica:
             async for frames in self._link.frames():
                 for frame in frames:
                     self._handle(frame)
-                await self._leave_time_to_others()
+                await leave_time_to_others()
         except GalleyError as error:
             if self.info is None:
                 await self._close_link()
@@ -370,21 +367,6 @@ class Replica:
         self._note_busy()
         self._events.stepped(self)
         self.requests.stepped(frame.frames_seen)
-
-    async def _leave_time_to_others(self) -> None:
-        """Let the readers take the new output; if that takes long, give new requests as much time again.
-
-        More output arrives in the meantime, and each reader then takes all of it at once, for little more
-        than the cost of one token. So when the server is short of CPU time, texts are streamed in larger
-        pieces and new requests are still answered promptly.
-        """
-        began = time.monotonic()
-        await self._events.readers_woken(self)
-        await asyncio.sleep(0)  # tasks that wait for tokens become ready
-        await asyncio.sleep(0)  # and run
-        took = time.monotonic() - began
-        if took > _QUICK_SECONDS:
-            await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
     def _become_ready(self, frame: Ready) -> None:
         listed = self.source.release

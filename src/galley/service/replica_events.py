@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from galley.service.frames import (
-    Blocks,
-)
+from galley.service.frames import Blocks
 from galley.types import EngineRequest, Output
 from galley.types.model_info import Ledger, ModelInfo
 
@@ -17,9 +15,6 @@ class ReplicaEvents(Protocol):
 
     def deliver(self, replica: "Replica", output: Output) -> int:
         """Pass on an Output; return the tokens of prompt and output that were computed for it."""
-
-    async def readers_woken(self, replica: "Replica") -> None:
-        """Wait until the readers of all Outputs that were passed on are woken."""
 
     def resumption(self, request_id: str) -> EngineRequest:
         """Return a request as it is to be sent now."""

@@ -20,7 +20,7 @@ from galley.service.admission import Admission
 from galley.service.replica import Replica
 from galley.service.streams import OutputStream, Unfinished
 from galley.service.turns import Share
-from galley.service.unread import Readers, Unread, UnreadBudget
+from galley.service.unread import Unread, UnreadBudget
 from galley.types import EngineRequest, Output
 from galley.types.engine_stats import EngineStats
 from galley.types.transfers import KVPeer
@@ -102,9 +102,9 @@ class RequestBook:
 
         Args:
             requests: the requests of one caller.
-            prefill: id of a request -> computes its prompt elsewhere.
             deadline: on the monotonic clock, in seconds: streams that have not ended by then raise
                 DeadlineExceeded, and the engine drops their requests.
+            prefill: id of a request -> computes its prompt elsewhere.
 
         Raises:
             QueueFull: too many sequences are waiting, or the answers are expected after the deadline.
@@ -178,11 +178,6 @@ class RequestBook:
         self._on_finished(unfinished, output)
         replica.requests.finished(output.request_id)
         return computed
-
-    @property
-    def readers(self) -> Readers:
-        """The readers of the Outputs."""
-        return self._unread.readers
 
     def replica_of(self, request_id: str) -> Replica:
         """Return the replica that has a request."""

@@ -7,6 +7,7 @@ slowly, would make the server hold ever more data, so all streams of an engine s
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -24,12 +25,9 @@ MOST_UNREAD_BYTES: Final = 64 << 20
 _MOST_TAKEN: Final = 32
 """Maximum Outputs merged into one read; more would delay the other streams."""
 
-_MOST_WOKEN: Final = 64
-"""Readers that run in one round of the event loop; each takes about a tenth of a millisecond.
-
-With 8, rounds were shorter, but under overload Outputs waited for more rounds, and a third of the answers
-within their deadline were lost.
-"""
+_QUICK_SECONDS: Final = 0.002
+_LONGEST_PAUSE: Final = 0.05
+"""Limits of :func:`leave_time_to_others`, in seconds."""
 
 _OUTPUT_BYTES: Final = 300
 _TOKEN_BYTES: Final = 32
@@ -37,59 +35,11 @@ _LOGPROB_BYTES: Final = 112
 """Rounded sizes of Python's objects: an Output, a token, and a log-probability with its token."""
 
 
-class Readers:
-    """Wakes the readers of one engine, :data:`_MOST_WOKEN` in each round of the event loop.
-
-    A step has Outputs for all sequences. If their readers ran in one round, requests that arrive meanwhile
-    would wait for all of them: for several milliseconds if the batch is large.
-    """
-
-    def __init__(self) -> None:
-        self._left = _MOST_WOKEN
-        self._waiting: dict[asyncio.Event, None] = {}
-        self._all_woken = asyncio.Event()
-        self._all_woken.set()
-        self._next_round = False
-
-    async def all_woken(self) -> None:
-        """Wait until every reader that has Outputs is woken."""
-        await self._all_woken.wait()
-
-    def wake(self, reader: asyncio.Event) -> None:
-        """Set an event in this round of the loop or in one that soon follows."""
-        if reader.is_set():
-            return
-        if self._left:
-            self._left -= 1
-            reader.set()
-        else:
-            self._waiting[reader] = None
-            self._all_woken.clear()
-        if not self._next_round:
-            self._next_round = True
-            asyncio.get_running_loop().call_soon(self._begin_round)
-
-    def _begin_round(self) -> None:
-        self._left, self._next_round = _MOST_WOKEN, False
-        while self._waiting and self._left:
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self.wake(first)
-        if not self._waiting:
-            self._all_woken.set()
-
-
 class UnreadBudget:
-    """The budget that the streams of one engine share for unread Outputs.
-
-    Attributes:
-        total: the bytes that are unread.
-        readers: wakes the streams' readers.
-    """
+    """The budget that the streams of one engine share for unread Outputs."""
 
     def __init__(self, most: int = MOST_UNREAD_BYTES) -> None:
         self.total = 0
-        self.readers = Readers()
         self._most = most
         self._holders: set[Unread] = set()
 
@@ -133,7 +83,7 @@ class Unread:
             return
         self._ended = output.finish_reason is not None
         self._outputs.append(output)
-        self._budget.readers.wake(self._there)
+        self._there.set()
         self._count(size_of(output))
 
     def fail(self, error: GalleyError) -> None:
@@ -186,6 +136,21 @@ class Unread:
     def _count(self, bytes: int) -> None:
         self.bytes += bytes
         self._budget.add(self, bytes)
+
+
+async def leave_time_to_others() -> None:
+    """Let the readers take the new output; if that takes long, give new requests as much time again.
+
+    More output arrives in the meantime, and each reader then takes all of it at once, for little more than
+    the cost of one token. So when the server is short of CPU time, texts are streamed in larger pieces and
+    new requests are still answered promptly.
+    """
+    began = time.monotonic()
+    await asyncio.sleep(0)  # tasks that wait for tokens become ready
+    await asyncio.sleep(0)  # and run
+    took = time.monotonic() - began
+    if took > _QUICK_SECONDS:
+        await asyncio.sleep(min(took, _LONGEST_PAUSE))
 
 
 def _is_failure(output: Output) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Meta
 from galley.errors import SettingsError
 from galley.settings.fields import setting
 from galley.settings.transfers import TransferSettings
+from galley.settings.values import LAST_PORT
 
 MOST_REPLICAS: Final = 256
 """Maximum number of engines of one model on one machine."""
@@ -16,7 +17,6 @@ MOST_REPLICAS: Final = 256
 _OBJECTIVE = re.compile(r"[A-Za-z0-9][\w.-]{0,252}=-?(100|\d{1,2})", re.ASCII)
 
 _ENDPOINT = re.compile(r"tcp://\S+:(?P<port>\d{1,5})|ipc://\S+", re.ASCII)
-_LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class ClusterSettings(TransferSettings):
 
     def _check_kv_events(self) -> None:
         match = _ENDPOINT.fullmatch(self.kv_events)
-        if self.kv_events and (match is None or int(match["port"] or 0) > _LAST_PORT):
+        if self.kv_events and (match is None or int(match["port"] or 0) > LAST_PORT):
             raise SettingsError(
                 f"kv_events is {self.kv_events!r}; expected tcp://HOST:PORT (tcp://*:5557) or ipc://FILE"
             )

@@ -10,11 +10,12 @@ from typing import Final
 from galley.errors import SettingsError
 from galley.settings.cache import CacheSettings
 from galley.settings.fields import setting
-from galley.settings.values import Count, Seconds
+from galley.settings.values import LAST_PORT, Count, Seconds
 from galley.types.transfers import Role, TransferPlan
 
-_ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[\da-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})")
-_LAST_PORT: Final = 65_535
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<v6>[\da-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>\d{1,5})", re.ASCII
+)
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104  (these are refused)
 
 
@@ -120,7 +121,7 @@ class TransferSettings(CacheSettings):
 
     def _address(self) -> tuple[str, int]:
         match = _ADDRESS.fullmatch(self.kv_transfer)
-        if match is None or int(match["port"]) > _LAST_PORT:
+        if match is None or int(match["port"]) > LAST_PORT:
             raise SettingsError(
                 f"kv_transfer is {self.kv_transfer!r}; expected HOST:PORT, such as 10.0.0.7:8600"
             )

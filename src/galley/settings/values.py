@@ -10,9 +10,11 @@ from msgspec import Meta
 _LARGEST: Final = sys.float_info.max
 """As an upper bound: any number but infinity."""
 
+LAST_PORT: Final = 65_535
+
 Count = Annotated[int, Meta(ge=1)]
 CountOrZero = Annotated[int, Meta(ge=0)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
+Port = Annotated[int, Meta(ge=0, le=LAST_PORT)]
 Seconds = Annotated[float, Meta(gt=0, le=_LARGEST)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=_LARGEST)]
 Amount = SecondsOrZero

@@ -1,11 +1,14 @@
 """Where keys and values of a prompt can be fetched, and how engines exchange them."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 Role: TypeAlias = Literal["off", "prefill", "decode", "both"]
 """What an engine does with other engines' keys and values: nothing, offer its own, fetch, or both."""
+
+MOST_BLOCKS: Final = 1 << 18
+"""Maximum number of blocks in a request for blocks."""
 
 
 class KVPeer(msgspec.Struct, frozen=True, array_like=True):

@@ -108,6 +108,8 @@ def test_a_name_ends_with_the_text(
         ({"store": "yes"}, "store"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"chat_template": "x"}, "chat_template"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
         ({"guided_json": []}, "guided_json"),
         ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
         ({"x" * 100_000: 1}, "x" * 200),

@@ -6,25 +6,24 @@ what is deployed, so a deployment that was interrupted is completed by the next 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
-from ray.serve.schema import ServeDeploySchema
 
-from galley.cluster.config import ClusterConfig
-from galley.cluster.on_ray.build import GATEWAY, gateway_options, release_options
-from galley.cluster.on_ray.figures import in_flight, plan_of
-from galley.cluster.on_ray.gateway import gateway_spec
+from galley.cluster.config import ClusterConfig, Release
+from galley.cluster.on_ray.options import gateway_options, release_options
 from galley.cluster.on_ray.plan import (
     DEPLOYMENT,
+    GATEWAY,
     Plan,
     PlannedModel,
     PlannedRelease,
+    plan_of,
     planned_model,
     releases_of,
 )
-from galley.cluster.on_ray.replica import replica_spec
+from galley.cluster.on_ray.specs import gateway_spec, replica_spec
 from galley.errors import GalleyError
 
 _BUILD: Final = "galley.cluster.on_ray.build"
@@ -35,26 +34,39 @@ _QUIET_SECONDS: Final = 3.0
 Say = Callable[[str], None]
 
 
+class Client(Protocol):
+    """Ray Serve, as deployments use it."""
+
+    def applications(self) -> dict[str, dict[str, Any]]:
+        """Return the details of each application by name."""
+
+    def deploy(self, applications: Sequence[dict[str, Any]]) -> None:
+        """Have these applications, in the form of Ray Serve's configuration files, and no others."""
+
+    def in_flight(self, name: str, releases: Iterable[PlannedRelease]) -> int:
+        """Return how many sequences releases of a cluster have."""
+
+
 class Deployment:
     """One deployment of a configuration."""
 
-    def __init__(self, client: Any, config: ClusterConfig, say: Say) -> None:
+    def __init__(self, client: Client, config: ClusterConfig, say: Say) -> None:
         """Create it.
 
         Args:
-            client: the client of Ray Serve.
+            client: Ray Serve.
             config: what is to be deployed.
             say: called with a line about each step.
         """
         self._client = client
         self._config = config
         self._say = say
-        self._before = _deployed(client)
+        details = client.applications()
+        self._before = _deployed(details)
         self._wanted = {
             _app(config, model, release.name): _release_app(config, model, release)
             for model, release in releases_of(config)
         }
-        details = client.get_serve_details()["applications"]
         self._old_plan = plan_of(details.get(config.name))
         before, wanted = self._before.get(config.name, {}), {"spec": gateway_spec(config)}
         self._replaces_gateways = _as_json(before.get("args")) != _as_json(wanted)
@@ -95,15 +107,14 @@ class Deployment:
 
     def _plan(self, old: Mapping[str, PlannedRelease]) -> Plan:
         """Return the wanted plan, in which old releases complete what they have begun."""
-        apps = {
-            release.name: (_app(self._config, model, release.name), DEPLOYMENT)
-            for model, release in releases_of(self._config)
-        }
         models = {}
         for name, model in self._config.models.items():
-            planned = planned_model(model, apps)
+            planned = planned_model(name, model, self._place)
             models[name] = _with(planned, _retired(self._old_plan.models.get(name), old))
         return Plan(models=models)
+
+    def _place(self, model: str, release: Release) -> tuple[str, str]:
+        return _app(self._config, model, release.name), DEPLOYMENT
 
     def _plan_while_starting(self, new: set[str]) -> Plan:
         """Return the plan in which models with new releases keep their requests where they are."""
@@ -146,7 +157,7 @@ class Deployment:
         deadline = time.monotonic() + seconds
         waiting = {*names, self._config.name}
         while waiting:
-            details = self._client.get_serve_details()["applications"]
+            details = self._client.applications()
             for name in sorted(waiting):
                 found = details.get(name, {})
                 if found.get("status") == "DEPLOY_FAILED":
@@ -166,7 +177,7 @@ class Deployment:
         deadline = time.monotonic() + self._config.rollout.drain_seconds
         quiet_since = None
         while time.monotonic() < deadline:
-            if in_flight(self._config.name, old.values()):
+            if self._client.in_flight(self._config.name, old.values()):
                 quiet_since = None
             elif quiet_since is None:
                 quiet_since = time.monotonic()
@@ -176,24 +187,25 @@ class Deployment:
         self._say("the time is over; what is unfinished has as long again to be completed")
 
 
-def remove(client: Any, config: ClusterConfig) -> list[str]:
+def remove(client: Client, config: ClusterConfig) -> list[str]:
     """Remove the applications of a cluster, which complete their requests; return their names."""
-    gone = [name for name in _deployed(client) if _is_of(config, name)]
+    gone = [name for name in _deployed(client.applications()) if _is_of(config, name)]
     _deploy(client, config, [])
     deadline = time.monotonic() + 2 * config.rollout.drain_seconds
     while time.monotonic() < deadline:
-        left = client.get_serve_details()["applications"]
+        left = client.applications()
         if not any(name in left for name in gone):
             break
         time.sleep(_POLL_SECONDS)
     return gone
 
 
-def _deploy(client: Any, config: ClusterConfig, own: Sequence[dict[str, Any]]) -> None:
+def _deploy(client: Client, config: ClusterConfig, own: Sequence[dict[str, Any]]) -> None:
     """Have these applications of a cluster, and those of others as they are by now."""
-    others = [app for name, app in _deployed(client).items() if not _is_of(config, name)]
-    schema = {"proxy_location": "Disabled", "applications": [*others, *own]}
-    client.deploy_apps(ServeDeploySchema.model_validate(schema))
+    others = [
+        app for name, app in _deployed(client.applications()).items() if not _is_of(config, name)
+    ]
+    client.deploy([*others, *own])
 
 
 def _is_of(config: ClusterConfig, name: str) -> bool:
@@ -204,9 +216,8 @@ def _as_json(args: object) -> bytes:
     return msgspec.json.encode(args, order="deterministic")
 
 
-def _deployed(client: Any) -> dict[str, dict[str, Any]]:
+def _deployed(details: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the configuration of each application that was deployed by one."""
-    details = client.get_serve_details()["applications"]
     return {
         name: found["deployed_app_config"]
         for name, found in details.items()
@@ -218,7 +229,7 @@ def _app(config: ClusterConfig, model: str, release: str) -> str:
     return f"{config.name}.{model}.{release}"
 
 
-def _release_app(config: ClusterConfig, model: str, release: Any) -> dict[str, Any]:
+def _release_app(config: ClusterConfig, model: str, release: Release) -> dict[str, Any]:
     return {
         "name": _app(config, model, release.name),
         "import_path": f"{_BUILD}:release_app",

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from ray import serve
 
 from galley.cluster.config import ClusterConfig
 from galley.cluster.on_ray import directory
-from galley.cluster.on_ray.build import GATEWAY
-from galley.cluster.on_ray.plan import DEPLOYMENT, Plan, PlannedRelease
+from galley.cluster.on_ray.plan import DEPLOYMENT, GATEWAY, PlannedRelease, plan_of
+
+if TYPE_CHECKING:
+    from galley.cluster.on_ray.deploy import Client
 
 _FIRST_SECONDS: Final = 5.0
 """How long Ray may take to send a router the list of replicas."""
@@ -70,14 +71,14 @@ class ClusterStatus:
     gateways: list[str]
 
 
-def status_of(client: Any, config: ClusterConfig) -> ClusterStatus:
+def status_of(client: "Client", config: ClusterConfig) -> ClusterStatus:
     """Return the state of a cluster, from Ray Serve and from what its processes record.
 
     Args:
-        client: the client of Ray Serve.
+        client: Ray Serve.
         config: the cluster.
     """
-    details = client.get_serve_details()["applications"]
+    details = client.applications()
     rows: list[tuple[str, ...]] = []
     for model, planned in plan_of(details.get(config.name)).models.items():
         for release in planned.releases:
@@ -89,14 +90,6 @@ def status_of(client: Any, config: ClusterConfig) -> ClusterStatus:
             if not states:
                 rows.append((*about, "-", "asleep" if release.sleeps else "none", "-", "-"))
     return ClusterStatus(rows, sorted(str(one["url"]) for one in gateways(config.name)))
-
-
-def plan_of(app: dict[str, Any] | None) -> Plan:
-    """Return the plan of the gateways of an application, from its details; empty without one."""
-    for deployment in ((app or {}).get("deployed_app_config") or {}).get("deployments", ()):
-        if deployment["name"] == GATEWAY and deployment.get("user_config"):
-            return msgspec.convert(deployment["user_config"], Plan)
-    return Plan(models={})
 
 
 def _row(replica: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:

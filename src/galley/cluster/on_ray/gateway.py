@@ -12,11 +12,11 @@ import msgspec
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from galley.cluster.config import ClusterConfig, Gateways, Network, underscored
 from galley.cluster.members import Members, Release, write_members
 from galley.cluster.on_ray import directory
 from galley.cluster.on_ray.plan import Plan, PlannedRelease
 from galley.cluster.on_ray.serve_process import UNHEALTHY_STARTS, ServeProcess
+from galley.cluster.on_ray.specs import GatewaySpec
 from galley.errors import EngineFailed
 from galley.observe import logs
 
@@ -27,25 +27,6 @@ _FIGURES_SECONDS: Final = 0.5
 _HANDLE_SECONDS: Final = 1.0
 Key = tuple[str, str]
 """Application and deployment."""
-
-
-class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway is started with; see :class:`galley.cluster.config.ClusterConfig`."""
-
-    gateways: Gateways
-    network: Network
-    drain_seconds: float
-
-
-def gateway_spec(config: ClusterConfig) -> dict[str, Any]:
-    """Return what gateways are started with, as Ray passes it on."""
-    spec = GatewaySpec(
-        gateways=config.gateways,
-        network=config.network,
-        drain_seconds=config.rollout.drain_seconds,
-    )
-    found: dict[str, Any] = msgspec.to_builtins(spec)
-    return found
 
 
 class Gateway:
@@ -66,13 +47,10 @@ class Gateway:
         self._figures: dict[str, Any] = {}
         self._handles: dict[Key, DeploymentHandle] = {}
         self._waking: dict[Key, Any] = {}
-        self._process = ServeProcess(
-            given.gateways.host, given.gateways.ports, drain_seconds=given.drain_seconds
-        )
+        self._process = ServeProcess(given.host, given.ports, drain_seconds=given.drain_seconds)
         self._replica_file = self._process.folder / "replicas.json"
         self._settings = {
-            **underscored(given.gateways.settings),
-            **given.network.settings,
+            **given.settings,
             "replicas": 0,
             "replica_file": str(self._replica_file),
         }

@@ -1,6 +1,6 @@
 """The plan that gateways follow: the models, their releases, and where Ray Serve has the replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +9,9 @@ from galley.cluster.config import ClusterConfig, Model, Release, underscored
 
 DEPLOYMENT: Final = "Replica"
 """Name of a release's deployment in an application of its own."""
+
+GATEWAY: Final = "Gateway"
+"""Name of the deployment of gateways."""
 
 
 class PlannedRelease(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +52,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, PlannedModel]
 
 
-def planned_model(model: Model, apps: Mapping[str, tuple[str, str]]) -> PlannedModel:
+def planned_model(
+    name: str, model: Model, place: Callable[[str, Release], tuple[str, str]]
+) -> PlannedModel:
     """Return a model whose releases are those of the configuration.
 
     Args:
+        name: the model's name in the API.
         model: the model.
-        apps: release -> its application and deployment.
+        place: returns the application and the deployment of a release of a model.
     """
     canary = model.canary
     share = canary.share if canary is not None else 0.0
@@ -67,10 +73,11 @@ def planned_model(model: Model, apps: Mapping[str, tuple[str, str]]) -> PlannedM
             share=part,
             sleeps=release.scale.min == 0,
             alias=alias,
-            app=apps[release.name][0],
-            deployment=apps[release.name][1],
+            app=app,
+            deployment=deployment,
         )
         for release, part, alias in pairs
+        for app, deployment in [place(name, release)]
     ]
     return PlannedModel(settings=served_settings(model), releases=releases)
 
@@ -89,3 +96,11 @@ def releases_of(config: ClusterConfig) -> list[tuple[str, Release]]:
         for release in (model, model.canary)
         if release is not None
     ]
+
+
+def plan_of(app: dict[str, Any] | None) -> Plan:
+    """Return the plan of the gateways of an application, from its details; empty without one."""
+    for deployment in ((app or {}).get("deployed_app_config") or {}).get("deployments", ()):
+        if deployment["name"] == GATEWAY and deployment.get("user_config"):
+            return msgspec.convert(deployment["user_config"], Plan)
+    return Plan(models={})

@@ -1,14 +1,13 @@
 """The deployment of a release: each replica supervises an engine process and serves gateways."""
 
-import asyncio
 import logging
 from typing import Any, Final
 
 import msgspec
 import ray
 
-from galley.cluster.config import ClusterConfig, Release
 from galley.cluster.host import ReplicaHost
+from galley.cluster.on_ray.specs import ReplicaSpec
 from galley.links.access import read_access
 from galley.observe import logs
 from galley.settings.config import LOOPBACK_HOSTS, Settings
@@ -17,43 +16,6 @@ log = logging.getLogger("galley.cluster")
 
 _DIGITS: Final = 2
 """Digits of figures: each change is sent to all routers."""
-
-
-class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is started with.
-
-    Attributes:
-        model: the model's name in the API.
-        release: the name of the release.
-        settings: those of ``galley replica``, by field.
-        host: the address to bind; empty: the node's address in the cluster.
-        ports: first and last port.
-    """
-
-    model: str
-    release: str
-    settings: dict[str, Any]
-    host: str
-    ports: tuple[int, int]
-
-
-def replica_spec(config: ClusterConfig, model: str, release: Release) -> dict[str, Any]:
-    """Return what the replicas of a release are started with, as Ray passes it on."""
-    gateway = config.gateway_settings()
-    shared = {
-        "drain_seconds": config.rollout.drain_seconds,
-        "stall_seconds": gateway.stall_seconds,
-        "step_timeout": gateway.step_timeout,
-    }
-    spec = ReplicaSpec(
-        model=model,
-        release=release.name,
-        settings=config.replica_settings(release) | shared,
-        host=config.network.host,
-        ports=config.network.ports,
-    )
-    found: dict[str, Any] = msgspec.to_builtins(spec)
-    return found
 
 
 class ModelReplica:
@@ -79,7 +41,7 @@ class ModelReplica:
                 host,
             )
         self._host = ReplicaHost(settings, access, self._spec.release)
-        self._closing: asyncio.Task[None] | None = None
+        self._leaving = False
         try:
             await self._host.start()
             first, last = self._spec.ports
@@ -94,7 +56,7 @@ class ModelReplica:
         """Return where the replica is and what it has to do, for routers and gateways."""
         load = self._host.load
         return {
-            "address": "" if self._closing else self._address,
+            "address": "" if self._leaving else self._address,
             "release": self._spec.release,
             "requests": load.requests,
             "first_token_seconds": round(load.first_token_seconds, _DIGITS),
@@ -122,7 +84,7 @@ class ModelReplica:
 
     async def __del__(self) -> None:
         """Have the gateways continue the requests elsewhere, and end; Ray Serve calls it once."""
-        self._closing = asyncio.current_task()
+        self._leaving = True
         await self._host.leave()
         await self._host.close()
 

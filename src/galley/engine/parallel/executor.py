@@ -10,6 +10,7 @@ import numpy as np
 
 from galley.engine.parallel.frames import (
     Allocate,
+    CheckWeights,
     Loaded,
     ReadBlock,
     SetAdapter,
@@ -185,7 +186,10 @@ class ParallelExecutor:
 
     def collect(self, step: Submitted) -> StepResult:
         """See :meth:`galley.ops.executor.Executor.collect`."""
-        return self._own.collect(step)
+        result = self._own.collect(step)
+        if result.nan_logits:
+            self._send(encode(CheckWeights()))
+        return result
 
     def _send(self, data: bytes) -> None:
         for link in self._links:

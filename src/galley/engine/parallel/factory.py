@@ -55,7 +55,7 @@ class ParallelFactory:
     ) -> ExecutorMemory:
         """Return the sum over all ranks, which are on this machine."""
         if options.ranks == 1:
-            return self._base.memory(program, weights, options)
+            return self._base.memory(program, weights, self._of_rank(0, options))
         each = [self._memory(part, weights, options) for part in self._parts(program, options)]
         shared = memory_bytes(options.ranks, SLOT_BYTES)
         shared += PROCESS_BYTES * (options.ranks - 1)
@@ -77,8 +77,8 @@ class ParallelFactory:
             ModelError, SettingsError: a part cannot be loaded.
             EngineFailed: a rank ended.
         """
-        if options.ranks == 1:
-            return self._base(program, weights, options)
+        if options.ranks == 1:  # a draft model, which rank 0 has whole
+            return self._base(program, weights, self._of_rank(0, options))
         parts = self._parts(program, options)
         file = new_memory(options.ranks, SLOT_BYTES)
         children: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []

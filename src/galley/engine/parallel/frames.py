@@ -17,7 +17,7 @@ import numpy as np
 
 from galley.formats.adapter import AdapterWeights, LowRank
 from galley.formats.weights import DenseWeight, WeightType
-from galley.ops.batch import Batch, Integers, Table
+from galley.ops.batch import Batch, Integers, Table, join_tables
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import StepCosts
 
@@ -110,6 +110,10 @@ class WriteBlock(msgspec.Struct, tag="write_block", frozen=True):
     data: bytes
 
 
+class CheckWeights(msgspec.Struct, tag="check_weights", frozen=True):
+    """Check the rank's packed weights: logits were NaN, and only rank 0 has them."""
+
+
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     """The rank has loaded its part."""
 
@@ -138,7 +142,9 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     message: str
 
 
-ToRank: TypeAlias = Begin | Allocate | RunStep | PackAdapter | SetAdapter | ReadBlock | WriteBlock
+ToRank: TypeAlias = (
+    Begin | Allocate | RunStep | PackAdapter | SetAdapter | ReadBlock | WriteBlock | CheckWeights
+)
 FromRank: TypeAlias = Loaded | Allocated | Block | Packed | Failed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -263,10 +269,8 @@ def _integers(data: bytes) -> "array[int]":
 
 
 def _joined(tables: Sequence[Table]) -> tuple[bytes, bytes]:
-    starts = array("q", [0])
-    for table in tables:
-        starts.append(starts[-1] + len(table))
-    return b"".join(map(_bytes, tables)), starts.tobytes()
+    values, starts = join_tables(tables)
+    return values.tobytes(), starts.tobytes()
 
 
 def _split(tables: tuple[bytes, bytes]) -> tuple[Table, ...]:

@@ -25,6 +25,7 @@ from galley.engine.parallel.frames import (
     Begin,
     Block,
     Channel,
+    CheckWeights,
     ErrorKind,
     Failed,
     FromRank,
@@ -45,7 +46,7 @@ from galley.graph.adapters import with_adapters
 from galley.graph.divide import Divided, divide
 from galley.ops.choice import choose_executor
 from galley.ops.communicator import Communicator, RankLost, communicator
-from galley.ops.executor import BlockAccess, Executor, ExecutorOptions
+from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
 from galley.ops.sampling import SamplingBatch
 
 _NOTHING: Final = SamplingBatch()
@@ -191,6 +192,8 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
             for number in frame.dropped:
                 packed.pop(number, None)
             executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
+        elif isinstance(frame, CheckWeights) and isinstance(executor, WeightChecking):
+            executor.check_weights()
 
 
 def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> Packed:

@@ -18,7 +18,7 @@ from galley.graph.divide.columns import (
     scaled,
     within,
 )
-from galley.graph.divide.wishes import divide_heads, find_wishes, head_units
+from galley.graph.divide.sharding import divide_heads, head_units, propagate_shardings
 from galley.graph.program import KVLayout, Op, Program
 
 
@@ -76,7 +76,7 @@ class _Divider:
         self._program = program
         self._rank = rank
         self._ranks = ranks
-        self._wishes = find_wishes(program, ranks)
+        self._shardings = propagate_shardings(program, ranks)
         self._routers = program.routers
         self._widths = program.widths()
         self._held: dict[int, tuple[int, Division | None]] = {}
@@ -230,8 +230,8 @@ class _Divider:
         self._emit(part, (), None, weights)
 
     def _linear(self, op: Op) -> None:
-        inputs, wish = (self._whole(op.inputs[0]),), self._wishes[op.output]
-        division = wish if isinstance(wish, tuple) else evenly(op.width, self._ranks)
+        inputs, sharding = (self._whole(op.inputs[0]),), self._shardings[op.output]
+        division = sharding if isinstance(sharding, tuple) else evenly(op.width, self._ranks)
         if op.tensor("weight") in self._routers:
             division = None  # small, and all ranks need the choices
         if division is None or is_everywhere(division, op.width):

@@ -5,7 +5,7 @@ from typing import Final
 from galley.bench.serve.chart import Line
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Curves, Experiment, Figure, Finding
-from galley.lab.speech import greedy, recordings, timed, transcriber
+from galley.lab.speech import greedy, recordings, timed, transcriber, words_added
 from galley.speech.options import QualityRules
 
 _BEAMS: Final = (1, 2, 5)
@@ -24,7 +24,7 @@ def _run(lab: Lab) -> Finding:
             lambda: timed(one, spoken, options[1]).seconds,
         )
     return Finding(
-        figures=[Figure(measured=slower), Figure.exact(100 * (found[1].wer - found[5].wer))],
+        figures=[Figure(measured=slower), words_added(spoken, found[1].wer, found[5].wer)],
         header=["beams", "seconds", "word error rate"],
         rows=[[str(n), f"{found[n].seconds:.2f}", f"{found[n].wer:.1%}"] for n in _BEAMS],
         pictures=[

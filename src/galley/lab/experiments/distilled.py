@@ -12,7 +12,6 @@ from galley.lab.bench import Lab
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding, loss_bars
 from galley.quality.compare import unrounded
 from galley.quality.losses import losses
-from galley.settings.engine import EngineSettings
 
 
 def _run(lab: Lab) -> Finding:
@@ -32,15 +31,23 @@ def _run(lab: Lab) -> Finding:
         zip(models, losses(unrounded(lab.with_()), [*models.values()], windows), strict=True)
     )
     prompt = lab.prompts([16])[0]
-    rates: dict[str, float] = {}
-    bytes_of: dict[str, int] = {}
-    for name, settings in models.items():
-        rates[name], bytes_of[name] = _measured(lab, settings, prompt)
+    benches = {
+        name: EngineBench(dataclasses.replace(settings, kv_cache_tokens=1024))
+        for name, settings in models.items()
+    }
+    bytes_of = {name: _weights(bench) for name, bench in benches.items()}
+
+    def rate(name: str) -> float:
+        steps = benches[name].decode([prompt], 16 if lab.quick else 64)
+        return 1 / statistics.median(step.seconds for step in steps)
+
     whole, both = "model, bf16", "student, int4"
+    gain = lab.ratio(lambda: rate(both), lambda: rate(whole))
+    rates = {name: rate(name) for name in models}
     return Finding(
         figures=[
             Figure.exact(bytes_of[whole] / bytes_of[both]),
-            Figure.exact(rates[both] / rates[whole], bytes_of[whole] / bytes_of[both]),
+            Figure(measured=gain, predicted=bytes_of[whole] / bytes_of[both]),
             Figure.exact(100 * found[both].top1),
         ],
         header=["", "MB of weights", "decode, tokens/s", "mean KL, nats", "same token"],
@@ -69,13 +76,10 @@ def _run(lab: Lab) -> Finding:
     )
 
 
-def _measured(lab: Lab, settings: EngineSettings, prompt: list[int]) -> tuple[float, int]:
-    """Return tokens per second of one sequence, and the bytes of the weights."""
-    bench = EngineBench(dataclasses.replace(settings, kv_cache_tokens=1024))
-    steps = bench.decode([prompt], 16 if lab.quick else 64)
-    ledger = bench.info.ledger
-    assert ledger is not None
-    return 1 / statistics.median(step.seconds for step in steps), ledger.weights
+def _weights(bench: EngineBench) -> int:
+    """Return the bytes of the weights."""
+    assert bench.info.ledger is not None
+    return bench.info.ledger.weights
 
 
 EXPERIMENT: Final = Experiment(

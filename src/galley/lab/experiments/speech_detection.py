@@ -9,7 +9,7 @@ from galley.bench.report import Spread
 from galley.bench.serve.bars import Series
 from galley.lab.bench import Lab
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
-from galley.lab.speech import Samples, Spoken, greedy, recordings, timed, transcriber
+from galley.lab.speech import Samples, Spoken, greedy, recordings, timed, transcriber, words_added
 from galley.speech.features import SAMPLE_RATE
 
 _NOISE_DB: Final = -60.0
@@ -19,27 +19,24 @@ _LEAST_SECONDS: Final = 60.0
 
 
 def _run(lab: Lab) -> Finding:
-    channel = _one_channel(recordings(lab))
+    spoken = recordings(lab)
+    channel = _one_channel(spoken)
     with transcriber(lab) as one:
         found = one.transcribe(channel.samples, greedy())
         speech = sum(segment.end - segment.start for segment in found)
         whole, detected = greedy(speech=None), greedy()
         before, after = timed(one, [channel], whole), timed(one, [channel], detected)
-        saved = Spread.of(
-            [
-                100
-                * (
-                    1
-                    - timed(one, [channel], detected).seconds / timed(one, [channel], whole).seconds
-                )
-                for _ in range(lab.repeats)
-            ]
+        left = lab.ratio(
+            lambda: timed(one, [channel], detected).seconds,
+            lambda: timed(one, [channel], whole).seconds,
         )
+    saved = Spread(*(100 * (1 - share) for share in (left.median, left.high, left.low)))
     predicted = 100 * (1 - speech / channel.seconds)
     return Finding(
         figures=[
             Figure(measured=saved, predicted=predicted),
-            Figure.exact(100 * (after.wer - before.wer)),
+            # Words of recordings that are repeated count once.
+            words_added(spoken, after.wer, before.wer),
         ],
         header=["", "seconds of work", "word error rate"],
         rows=[

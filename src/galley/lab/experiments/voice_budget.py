@@ -16,7 +16,7 @@ from galley.types import SamplingParams
 _TAIL_SECONDS: Final = 2.0
 """Audio of a turn that is not transcribed yet when it ends, as in live transcription."""
 
-_CLAUSE: Final = SamplingParams(temperature=0.0, max_tokens=8)
+_CLAUSE: Final = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 _BUDGET_MS: Final = 300.0
 
 
@@ -25,23 +25,20 @@ def _run(lab: Lab) -> Finding:
     tail = spoken.samples[-round(_TAIL_SECONDS * SAMPLE_RATE) :]
     with transcriber(lab) as one, LLM.from_settings(lab.with_(prefix_cache=True)) as llm:
         parts: dict[str, list[float]] = {"transcript": [], "prompt": [], "first clause": []}
-        before = [{"role": "user", "content": spoken.text[: len(spoken.text) // 2]}]
-        turn = [{"role": "user", "content": spoken.text}]
-        for _ in range(lab.repeats + 1):
+        for number in range(lab.repeats + 1):
+            # Each time another prompt, so that the cache has only what was computed while the caller spoke.
+            words = f"Call {number}. {spoken.text}"
+            before = [{"role": "user", "content": words[: len(words) // 2]}]
+            turn = [{"role": "user", "content": words}]
             began = perf_counter()
             one.transcribe(tail, greedy()).text()
-            heard = perf_counter()
-            llm.chat(
-                [before], SamplingParams(temperature=0.0, max_tokens=1)
-            )  # while the caller speaks
+            transcribed = perf_counter()
+            llm.chat([before], SamplingParams(temperature=0.0, max_tokens=1))
             ready = perf_counter()
-            llm.chat([turn], SamplingParams(temperature=0.0, max_tokens=1))
-            first = perf_counter()
-            llm.chat([turn], _CLAUSE)
-            ended = perf_counter()
-            parts["transcript"].append(1e3 * (heard - began))
-            parts["prompt"].append(1e3 * (first - ready))
-            parts["first clause"].append(1e3 * max(0.0, (ended - first) - (first - ready)))
+            times = [perf_counter() for _ in llm.chat_stream(turn, _CLAUSE)]
+            parts["transcript"].append(1e3 * (transcribed - began))
+            parts["prompt"].append(1e3 * (times[0] - ready))
+            parts["first clause"].append(1e3 * (times[-1] - times[0]))
     totals = [sum(values) for values in zip(*(part[1:] for part in parts.values()), strict=True)]
     medians = {name: statistics.median(values[1:]) for name, values in parts.items()}
     return Finding(

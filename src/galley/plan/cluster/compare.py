@@ -51,7 +51,6 @@ def answer(engine: Engine, router: str, traffic: Traffic, query: Query, scaler: 
     """Simulate a machine with a router and, unless it is "", with an autoscaler of the query's bounds."""
     loss = Loss(query.lose, (len(traffic) + 1) // 2) if query.lose else None
     tried: dict[int, Outcome] = {}
-
     scaling = Scaling(scaler, query.bounds) if scaler and query.bounds is not None else None
 
     def outcome_of(replicas: int) -> Outcome:
@@ -108,13 +107,18 @@ def _scaled(answers: Sequence[Answer], query: Query) -> Iterator[str]:
     for outcome in found:
         missed = query.target.missed(outcome) if query.target.is_set else None
         verdict = f"; {missed}" if missed else ""
+        changes = len(outcome.timeline) - 1
         yield (
-            f"{outcome.machine}, {outcome.scaler}: {outcome.mean_replicas:.1f} replicas on average, "
-            f"{outcome.replicas} at most, {len(outcome.timeline) - 1} changes{verdict}"
+            f"{outcome.machine}, router {outcome.router}, scaler {outcome.scaler}: "
+            f"{outcome.mean_replicas:.1f} replicas on average, {outcome.replicas} at most, "
+            f"{changes} {'change' if changes == 1 else 'changes'}{verdict}"
         )
     if query.target.is_set and met:
         best = min(met, key=lambda one: (one.mean_replicas, one.replicas))
-        yield f"The goal is met with the fewest replicas by {best.scaler} on {best.machine}"
+        yield (
+            f"The goal is met with the fewest replicas by scaler {best.scaler} with router {best.router} "
+            f"on {best.machine}"
+        )
 
 
 def _cost(outcome: Outcome) -> tuple[float, int]:

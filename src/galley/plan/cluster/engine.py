@@ -87,6 +87,16 @@ class Engine:
         added = self._roofline(writing, context, chunks) - decode
         return self.decode_factor * decode + self.prompt_factor * added
 
+    def seconds_of_prompt(self, prompt: float, writing: int, context: float) -> float:
+        """Return how long a prompt is read, none of which is cached.
+
+        Args:
+            prompt: its tokens.
+            writing, context: as for :meth:`seconds`: the sequences that decode in the same steps.
+        """
+        rows = min(max(1, round(prompt)), self.batch_tokens)
+        return self.seconds(writing, context, [Chunk(0, rows, True)]) * prompt / rows
+
     def seconds_of_request(self, prompt: float, output: float) -> float:
         """Return what a request takes of the engine's time while all seats are taken.
 

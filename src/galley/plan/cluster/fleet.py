@@ -100,13 +100,19 @@ class Fleet:
         return Replica(f"r{self._made - 1}", self._engine, mean, self._clock)
 
     def _first_token(self, replica: Replica) -> float:
-        """Return the predicted seconds until a newcomer has its first token, as admission predicts them."""
+        """Return the predicted seconds until a newcomer has its first token, as replicas predict them.
+
+        That is the wait as by :meth:`galley.service.admission.Admission.backlog`, and the usual prefill.
+        """
         engine, traffic = self._engine, self._traffic
+        prompt, output = traffic.mean_prompt, traffic.mean_output
+        decoding = min(replica.requests, engine.seats - 1)
+        prefill = engine.seconds_of_prompt(prompt, decoding, prompt + output / 2)
         if replica.requests < engine.seats:
-            return 0.0
-        cost = traffic.mean_prompt + traffic.mean_output
-        pace = cost / engine.seconds_of_request(traffic.mean_prompt, traffic.mean_output)
-        return max(0.0, replica.owed - (engine.seats - 1) * cost / 2) / pace
+            return prefill
+        cost = prompt + output
+        pace = cost / engine.seconds_of_request(prompt, output)
+        return max(0.0, replica.owed - (engine.seats - 1) * cost / 2) / pace + prefill
 
     def _pay(self) -> None:
         count = len(self.serving) + len(self._starting) + len(self._draining)

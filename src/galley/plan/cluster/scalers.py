@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from galley.cluster.on_ray.scaling import wanted
+from galley.cluster.config import Scale, Slo
+from galley.cluster.on_ray.scaling import held, wanted
 
-_LOAD: Final = 0.8
+_LOAD: Final = Slo().load
 """Running and waiting requests that autoscalers aim at, as a share of the seats."""
 
 _AIMED_AT: Final = 0.75
@@ -23,6 +24,10 @@ _HPA_DOWN_SECONDS: Final = 300.0
 _HPA_MOST_ADDED: Final = 4
 """Kubernetes' defaults: the ratio that changes nothing, the stabilization of a smaller number, and how many
 pods are added at once where doubling adds fewer (autoscaling/v2, HPAScalingRules)."""
+
+
+_RAY_LOOK_BACK_SECONDS: Final = 30.0
+"""Seconds over which Ray Serve averages the requests of replicas."""
 
 
 class Load(NamedTuple):
@@ -82,18 +87,13 @@ class Stabilized:
     def __init__(self, number: Callable[[Load, int], int], down: float, interval: float) -> None:
         self.interval = interval
         self._number, self._down = number, down
-        self._before: deque[tuple[float, int]] = deque()
+        self._before: list[list[float]] = []
 
     def wanted(self, load: Load, current: int, now: float) -> int:
         """See :class:`Scaler`."""
         wanted = self._number(load, current)
-        # Of those wanted before, only what is larger than all that came later can be the maximum.
-        while self._before and self._before[-1][1] <= wanted:
-            self._before.pop()
-        self._before.append((now, wanted))
-        while self._before[0][0] < now - self._down:
-            self._before.popleft()
-        return max(wanted, min(current, self._before[0][1]))
+        self._before = held(self._before, wanted, now, self._down)
+        return max(wanted, min(current, int(self._before[0][1])))
 
 
 def hpa(metric: Callable[[Load], float], target: float) -> Scaler:
@@ -112,17 +112,17 @@ def hpa(metric: Callable[[Load], float], target: float) -> Scaler:
 
 
 class Delayed:
-    """An autoscaler whose number takes effect once it has been on the same side for a time.
+    """An autoscaler whose number takes effect once it was on the same side for a time, as in Ray Serve.
 
     Args:
-        number: returns the number for a load.
+        number: returns the number for a load, the replicas that there are, and the time.
         up: seconds until replicas are added.
         down: seconds until replicas are removed.
         interval: seconds between two decisions.
     """
 
     def __init__(
-        self, number: Callable[[Load], int], up: float, down: float, interval: float
+        self, number: Callable[[Load, int, float], int], up: float, down: float, interval: float
     ) -> None:
         self.interval = interval
         self._number = number
@@ -131,7 +131,7 @@ class Delayed:
 
     def wanted(self, load: Load, current: int, now: float) -> int:
         """See :class:`Scaler`."""
-        wanted = self._number(load)
+        wanted = self._number(load, current, now)
         side = (wanted > current) - (wanted < current)
         if side != self._side:
             self._side, self._since = side, now
@@ -152,18 +152,36 @@ def _by_first_token(load: Load, goal: float) -> int:
     return max(1, wanted([figures] * load.replicas, goal, _LOAD))
 
 
-def _by_requests(load: Load) -> int:
-    """Return how many replicas Ray Serve wants with ``target_ongoing_requests`` at the same load."""
-    ongoing = load.running + load.waiting
-    return max(1, math.ceil(ongoing / max(1.0, load.seats / load.replicas * _LOAD)))
+def _galley(bounds: Bounds) -> Scaler:
+    """Return Galley's policy with the default delays of a cluster."""
+    scale, interval = Scale(), 5.0
+    policy = Stabilized(
+        lambda load, _: _by_first_token(load, bounds.first_token), scale.down_seconds, interval
+    )
+    return Delayed(policy.wanted, scale.up_seconds, 0.0, interval)
+
+
+def _ray_requests(bounds: Bounds) -> Scaler:
+    """Return Ray Serve's policy: ``target_ongoing_requests`` is the same load, all else has its default.
+
+    Source: ray.serve.config.AutoscalingConfig of 2.60: look_back_period_s, upscale_delay_s,
+    downscale_delay_s and metrics_interval_s.
+    """
+    seen: deque[tuple[float, int]] = deque()
+
+    def number(load: Load, current: int, now: float) -> int:
+        seen.append((now, load.running + load.waiting))
+        while seen[0][0] <= now - _RAY_LOOK_BACK_SECONDS:
+            seen.popleft()
+        ongoing = sum(count for _, count in seen) / len(seen)
+        return max(1, math.ceil(ongoing / max(1.0, load.seats / load.replicas * _LOAD)))
+
+    return Delayed(number, up=30.0, down=600.0, interval=10.0)
 
 
 SCALERS: Final[Mapping[str, Callable[[Bounds], Scaler]]] = {
-    "galley": lambda bounds: Stabilized(
-        lambda load, _: _by_first_token(load, bounds.first_token), down=300.0, interval=5.0
-    ),
-    # Ray Serve's defaults of upscale_delay_s, downscale_delay_s and metrics_interval_s.
-    "ray-requests": lambda bounds: Delayed(_by_requests, up=30.0, down=600.0, interval=10.0),
+    "galley": _galley,
+    "ray-requests": _ray_requests,
     "hpa-requests": lambda bounds: hpa(
         lambda load: (load.running + load.waiting) / load.seats, _LOAD
     ),

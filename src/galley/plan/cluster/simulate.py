@@ -52,7 +52,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         ttft_s, tpot_s: "mean" and quantiles over requests; TPOT is over answers of two tokens or more.
         cached_share: share of the prompts' tokens that were in the cache of the replica.
         output_tokens_per_s: of all replicas.
-        price_per_hour: of the mean number of replicas, US dollars; None without a price.
+        price_per_hour: of all replicas, lost ones included, or of the mean number with an autoscaler, in
+            US dollars; None without a price.
     """
 
     machine: str
@@ -140,9 +141,9 @@ class _Run:
             self._decide(scaling, SCALERS[scaling.scaler](scaling.bounds))
 
     def work(self, loss: Loss | None) -> None:
-        """Go through all events."""
+        """Go through the events until all requests have ended."""
         sent = 0
-        while self._events:
+        while len(self._ttft) + self._refused < len(self._traffic):
             event = heapq.heappop(self._events)
             self._clock.now = event.time
             replica = event.replica
@@ -161,11 +162,13 @@ class _Run:
         """Return the figures."""
         price = self._engine.machine.price
         mean = self._fleet.mean
+        most = max(count for _, count in self._fleet.timeline)
+        paid = most if self._scaling is None else mean
         return Outcome(
             machine=self._engine.machine.name,
             router=router,
             scaler=self._scaling.scaler if self._scaling is not None else "",
-            replicas=max(count for _, count in self._fleet.timeline),
+            replicas=most,
             mean_replicas=mean,
             timeline=self._fleet.timeline,
             lost=lost,
@@ -177,7 +180,7 @@ class _Run:
             tpot_s=_quantiles(self._tpot),
             cached_share=self._cached_tokens / max(1, self._prompt_tokens),
             output_tokens_per_s=self._output_tokens / self._ended if self._ended else 0.0,
-            price_per_hour=None if price is None else price * mean,
+            price_per_hour=None if price is None else price * paid,
         )
 
     def _schedule(
@@ -192,9 +195,7 @@ class _Run:
         heapq.heappush(self._events, _Event(time, self._numbers, request, replica, action))
 
     def _decide(self, scaling: Scaling, scaler: Scaler) -> None:
-        """Have the autoscaler decide now, and again after its interval, while there are requests."""
-        if len(self._ttft) + self._refused == len(self._traffic):
-            return
+        """Have the autoscaler decide now, and again after its interval."""
         fleet, bounds, now = self._fleet, scaling.bounds, self._clock.now
         wanted = scaler.wanted(fleet.load(), fleet.current, now)
         wanted, due = min(bounds.most, max(bounds.least, wanted)), now + bounds.start

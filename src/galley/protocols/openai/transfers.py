@@ -14,13 +14,11 @@ from msgspec import Meta
 from galley.errors import RequestError
 from galley.gateway.call import Call
 from galley.types import BLOCK_TOKENS
-from galley.types.transfers import KVPeer
+from galley.types.transfers import MOST_BLOCKS, KVPeer
 
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 PARAM: Final = "kv_transfer_params"
-
-_MOST_BLOCKS: Final = 1 << 18
 
 
 class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +30,7 @@ class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True):
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None
     remote_engine_id: Annotated[str, Meta(max_length=256)] | None = None
-    remote_block_ids: Annotated[list[Any], Meta(max_length=_MOST_BLOCKS)] | None = None
+    remote_block_ids: Annotated[list[Any], Meta(max_length=MOST_BLOCKS)] | None = None
     remote_host: Annotated[str, Meta(max_length=256)] | None = None
     remote_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
 

@@ -219,8 +219,12 @@ class ResponseAnswer:
         shown: dict[str, Any] = msgspec.to_builtins(self._response(None))
         begun = Begun(request=self._parsed, seed=seed, created=self._created, shown=shown)
         left = min(MOST_TIMEOUT, caller.deadline - time.monotonic())
-        await self._store.begin(caller.tenant.name, shown["id"], begun, left)
         self._begun = shown["id"]
+        try:
+            await self._store.begin(caller.tenant.name, shown["id"], begun, left)
+        except BaseException:  # the client has hung up, and nobody else would close this
+            self.close()
+            raise
 
     def _ended(self) -> None:
         """Have no other server answer the request."""

@@ -81,8 +81,7 @@ def routes(models: Registry) -> list[Operation]:
         await resuming.found(caller_of(request), request.path_params["response_id"])
         raise ApiError(
             400,
-            "Only background responses can be cancelled, which are not supported; this response is "
-            "complete",
+            "Only background responses can be cancelled, which are not supported",
             param="response_id",
         )
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.errors import SettingsError, pip_install
+from galley.cache.redis_client import redis_client
 from galley.protocols.openai.responses.schemas import ResponseRequest
 from galley.protocols.openai.responses.store import StoredResponse
 from galley.settings.config import Settings
@@ -26,9 +26,7 @@ ALIVE_SECONDS: Final = 5.0
 """Time after a server's last sign of life after which another one may answer its responses."""
 
 _BEAT_SECONDS: Final = 1.0
-_CONNECT_SECONDS: Final = 1.0
 _OPERATION_SECONDS: Final = 2.0
-_MOST_CONNECTIONS: Final = 64
 _PREFIX: Final = "{galley-stored}"
 
 
@@ -61,28 +59,9 @@ class SharedResponses:
         Raises:
             SettingsError: the package redis is missing, or the URL cannot be read.
         """
-        try:
-            from redis import asyncio as redis
-        except ImportError:
-            raise SettingsError(
-                f"stored_responses_at needs the package redis: {pip_install('redis')}"
-            ) from None
-        try:
-            pool = redis.BlockingConnectionPool.from_url(
-                settings.stored_responses_at,
-                socket_timeout=_OPERATION_SECONDS,
-                socket_connect_timeout=_CONNECT_SECONDS,
-                retry=None,
-                max_connections=_MOST_CONNECTIONS,
-                timeout=_OPERATION_SECONDS,
-            )
-        except ValueError:
-            # Redis's own message has a part of the URL, which may be one of the password.
-            raise SettingsError(
-                "stored_responses_at is not the URL of a Redis, such as redis://localhost:6379/0; write "
-                "special characters of a password as %XX"
-            ) from None
-        self._redis: Any = redis.Redis.from_pool(pool)
+        self._redis = redis_client(
+            settings.stored_responses_at, "stored_responses_at", _OPERATION_SECONDS
+        )
         self._most = settings.stored_responses
         self._most_bytes = settings.stored_response_bytes
         self._seconds = settings.stored_response_seconds
@@ -122,9 +101,11 @@ class SharedResponses:
     async def remove(self, tenant: str, name: str) -> bool:
         """Remove a response; return False if it is not there."""
         with _logged():
+            if not await self._redis.delete(_key(tenant, name)):
+                return False  # one that is being answered stays so
             await self._redis.zrem(_key(tenant, ""), name)
             await self._redis.delete(_key(tenant, name, "begun"))
-            return bool(await self._redis.delete(_key(tenant, name)))
+            return True
         return False
 
     async def begin(self, tenant: str, name: str, begun: Begun, seconds: float) -> None:

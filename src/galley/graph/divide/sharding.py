@@ -1,4 +1,4 @@
-"""How the ops of a program would like their inputs divided, found from the last op to the first."""
+"""The sharding that the readers of each buffer require, propagated from the last op to the first."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -17,20 +17,20 @@ from galley.graph.divide.columns import (
 from galley.graph.program import Op, Program
 
 
-class Need(Enum):
-    """Wishes that name no columns.
+class Placement(Enum):
+    """Shardings that name no columns.
 
-    ``ANY``: whatever the ranks hold can be gathered, or is read column by column. ``WHOLE``: all columns
-    are needed at once, gathered if each rank computes some.
+    ``ANY``: whatever the ranks hold can be gathered, or is read column by column. ``REPLICATED``: all
+    columns are needed at once, gathered if each rank computes some.
     """
 
     ANY = "any"
-    WHOLE = "whole"
+    REPLICATED = "replicated"
 
 
-ANY: Final = Need.ANY
-WHOLE: Final = Need.WHOLE
-Wish: TypeAlias = Division | Need
+ANY: Final = Placement.ANY
+REPLICATED: Final = Placement.REPLICATED
+Sharding: TypeAlias = Division | Placement
 
 
 class Heads(NamedTuple):
@@ -73,43 +73,43 @@ def divide_heads(attrs: Mapping[str, Any], ranks: int) -> Heads:
     return Heads(own, kv)
 
 
-def find_wishes(program: Program, ranks: int) -> dict[int, Wish]:
-    """Return how each buffer should be divided, as all ops that read it would like it.
+def propagate_shardings(program: Program, ranks: int) -> dict[int, Sharding]:
+    """Return the sharding of each buffer: replicated if ops that read it require different ones.
 
     Raises:
         SettingsError: see :func:`divide_heads`.
     """
-    return _Wishes(program, ranks).found()
+    return _Propagation(program, ranks).shardings()
 
 
-class _Wishes:
+class _Propagation:
     def __init__(self, program: Program, ranks: int) -> None:
         self._program = program
         self._ranks = ranks
         self._widths = program.widths()
-        self._wishes: dict[int, Wish] = {}
-        self._views: dict[int, list[tuple[int, int, Wish]]] = {}
-        """Buffer -> start, width and wish of each view of its columns."""
+        self._shardings: dict[int, Sharding] = {}
+        self._views: dict[int, list[tuple[int, int, Sharding]]] = {}
+        """Buffer -> start, width and sharding of each view of its columns."""
 
-    def found(self) -> dict[int, Wish]:
+    def shardings(self) -> dict[int, Sharding]:
         for op in reversed(self._program.ops):
             for b in op.outputs:
                 if b in self._views:
-                    self._wish(b, self._of_views(b))
-            for b, wish in zip(op.inputs, self._of_inputs(op), strict=True):
-                self._wish(b, wish)
-        return {b: self._wishes.get(b, ANY) for b in self._widths}
+                    self._require(b, self._of_views(b))
+            for b, sharding in zip(op.inputs, self._of_inputs(op), strict=True):
+                self._require(b, sharding)
+        return {b: self._shardings.get(b, ANY) for b in self._widths}
 
-    def _wish(self, buffer: int, wish: Wish) -> None:
-        before = self._wishes.get(buffer, ANY)
-        if ANY in (before, wish):
-            self._wishes[buffer] = wish if before is ANY else before
-        elif before != wish:
-            self._wishes[buffer] = WHOLE
+    def _require(self, buffer: int, sharding: Sharding) -> None:
+        before = self._shardings.get(buffer, ANY)
+        if ANY in (before, sharding):
+            self._shardings[buffer] = sharding if before is ANY else before
+        elif before != sharding:
+            self._shardings[buffer] = REPLICATED
 
-    def _of_inputs(self, op: Op) -> tuple[Wish, ...]:
-        wish = self._wishes.get(op.outputs[0], ANY) if op.outputs else WHOLE
-        lenient = ANY if wish is WHOLE else wish
+    def _of_inputs(self, op: Op) -> tuple[Sharding, ...]:
+        sharding = self._shardings.get(op.outputs[0], ANY) if op.outputs else REPLICATED
+        lenient = ANY if sharding is REPLICATED else sharding
         if op.name in ("attention", "encoder_attention"):
             own, attrs = divide_heads(op.attrs, self._ranks), op.attrs
             keys = own.of_kv_heads(attrs["key_dim"])
@@ -118,37 +118,37 @@ class _Wishes:
             return (lenient,) * len(op.inputs)
         if op.name in ("linear", "experts", "lora", "sigmoid_scale"):
             first = lenient if op.name in ("lora", "sigmoid_scale") else ANY
-            return (first, ANY if op.name == "lora" else WHOLE)[: len(op.inputs)]
+            return (first, ANY if op.name == "lora" else REPLICATED)[: len(op.inputs)]
         if op.name == "columns":
-            self._view(op, wish)
+            self._view(op, sharding)
             return (ANY,)
-        return self._of_heads(op, wish)
+        return self._of_heads(op, sharding)
 
-    def _of_heads(self, op: Op, wish: Wish) -> tuple[Wish, ...]:
-        """Return the wishes of ops that compute head by head, whose result is divided by whole heads."""
+    def _of_heads(self, op: Op, sharding: Sharding) -> tuple[Sharding, ...]:
+        """Return the inputs' shardings of ops that compute head by head, whose result has whole heads."""
         units = head_units(op, self._widths)
-        if units is None or isinstance(wish, Need):
-            return (ANY if op.name == "head_linear" else WHOLE,) * len(op.inputs)
-        found = [scaled(wish, units.made, unit) for unit in units.read]
-        return tuple(WHOLE if division is None else division for division in found)
+        if units is None or isinstance(sharding, Placement):
+            return (ANY if op.name == "head_linear" else REPLICATED,) * len(op.inputs)
+        found = [scaled(sharding, units.made, unit) for unit in units.read]
+        return tuple(REPLICATED if division is None else division for division in found)
 
-    def _view(self, op: Op, wish: Wish) -> None:
-        if wish is ANY:
-            wish = evenly(op.width, self._ranks) or WHOLE
-            self._wishes[op.output] = wish
-        self._views.setdefault(op.inputs[0], []).append((op.attrs["start"], op.width, wish))
+    def _view(self, op: Op, sharding: Sharding) -> None:
+        if sharding is ANY:
+            sharding = evenly(op.width, self._ranks) or REPLICATED
+            self._shardings[op.output] = sharding
+        self._views.setdefault(op.inputs[0], []).append((op.attrs["start"], op.width, sharding))
 
-    def _of_views(self, buffer: int) -> Wish:
-        """Return the wish for a buffer whose columns are read through views."""
+    def _of_views(self, buffer: int) -> Sharding:
+        """Return the sharding of a buffer whose columns are read through views."""
         views, width = sorted(self._views[buffer], key=lambda view: view[:2]), self._widths[buffer]
-        divisions = [(start, w) for start, _, w in views if not isinstance(w, Need)]
+        divisions = [(start, s) for start, _, s in views if not isinstance(s, Placement)]
         if len(divisions) < len(views):
-            return WHOLE
-        if all(is_everywhere(w, n) for _, n, w in views if not isinstance(w, Need)):
+            return REPLICATED
+        if all(is_everywhere(s, n) for _, n, s in views if not isinstance(s, Placement)):
             return everywhere(width, self._ranks)
         ends = [start + n for start, n, _ in views]
         if [start for start, _, _ in views] != [0, *ends[:-1]] or ends[-1] != width:
-            return WHOLE
+            return REPLICATED
         return joined(divisions)
 
 

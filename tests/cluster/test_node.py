@@ -4,14 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("ray", reason="extra ray")
+from galley.cluster.on_ray.node import _processes
 
 
 def test_only_processes_of_the_node_are_found(tmp_path: Path) -> None:
-    from galley.cluster.on_ray.connect import _processes
-
     folder = tmp_path / "galley-ray-a"
     arguments = [
         f"--session-dir={folder}/session_1",
