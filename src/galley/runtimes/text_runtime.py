@@ -113,9 +113,10 @@ class TextRuntime(Protocol[_Writing_contra]):
 
     @property
     def room(self) -> int:
-        """How many more texts a library could work on now; no limit for one that adds texts to a running batch.
+        """How many more texts a library could work on now.
 
-        Others stay in the engine's queue, where tenants and priorities decide which is next.
+        There is no limit for a library that adds texts to those that it is working on. The others stay
+        in the engine's queue, where tenants and priorities decide which is next.
         """
         return NO_LIMIT
 
