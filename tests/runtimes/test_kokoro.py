@@ -222,11 +222,14 @@ def test_an_export_with_whole_speeds_refuses_others(folder: Path) -> None:
         ({"af_x": np.ones([4, 1, 128], "f4")}, "'af_x' is float32 of shape"),
         ({"af_x": np.ones([4, 2, 256], "f4")}, "'af_x' is float32 of shape"),
         ({"af_x": np.full([4, 1, 256], np.nan, "f4")}, "not finite"),
-        ({"af_x": np.array([{}], object)}, "no voices of Kokoro: Object arrays cannot be loaded"),
-        ({}, "there is no voice"),
+        (
+            {"af_x": np.array([{}], object)},
+            "not hold Kokoro's voices: Object arrays cannot be loaded",
+        ),
+        ({}, "it holds no voice"),
     ],
 )
-def test_files_that_are_none_of_voices_are_refused(
+def test_files_without_proper_voices_are_refused(
     folder: Path, voices: dict[str, Any], says: str
 ) -> None:
     kokoro_files.write_archive(folder / "voices-v1.0.bin", voices)
@@ -253,7 +256,7 @@ def test_what_is_missing_or_does_not_apply_is_named(folder: Path) -> None:
     ):
         load(alone, path)
     (folder / "voices.bin").write_bytes(b"\0" * 1000)
-    with pytest.raises(CheckpointError, match="no voices of Kokoro: cannot reshape"):
+    with pytest.raises(CheckpointError, match="not hold Kokoro's voices: cannot reshape"):
         load(alone, path)
     kokoro_files.write_archive(folder / "voices.bin", kokoro_files.styles())
     kokoro_files.model(path, tokens="words")

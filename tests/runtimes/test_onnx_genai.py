@@ -12,7 +12,6 @@ from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.runtimes import onnx_genai
 from galley.runtimes.onnx_genai import load
 from galley.runtimes.text_engine import TextEngine
-from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_GENAI_ENGINE, engine_of
 from galley.types import MAX_COUNT, Generate, SamplingParams
@@ -26,10 +25,9 @@ from tests.runtimes.language_models import (
     check_aborts,
     check_continues,
     check_refused,
+    check_stops,
     generate,
     random_ids,
-    run,
-    tokens_of,
 )
 
 pytest.importorskip("onnxruntime_genai", reason="extra onnxruntime-genai")
@@ -114,12 +112,7 @@ def test_an_end_token_that_is_ignored_is_part_of_the_text(path: Path, tmp_path: 
 
 
 def test_stop_tokens_and_penalties(engine: TextEngine[Generate], path: Path) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
-    engine.add(expand(PROMPTS[0], stop, engine.info, request_id="a")[0])
-    outputs = run(engine)["a-0"]
-    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
-    assert outputs[-1].finish_reason == "stop"
+    check_stops(engine)
     given = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, repetition_penalty=1.5)
     expected = of_transformers(path, PROMPTS[4], repetition_penalty=1.5)
     assert generate(engine, [PROMPTS[4]], given) == [expected]

@@ -15,23 +15,22 @@ from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import OPENVINO_ENGINE, engine_of
 from galley.types import Generate, SamplingParams
 from galley.types.sampling import Grammar
-from tests.checkpoints import EOS
 from tests.runtimes.language_models import (
     CONTEXT,
     EXACT,
     GREEDY,
-    ONE_TOKEN,
     PROMPTS,
     check_aborts,
     check_continues,
+    check_draws,
+    check_penalty_ends,
     check_refused,
+    check_stops,
     generate,
     make_gguf,
     openvino_alone,
     random_ids,
-    resume,
     run,
-    tokens_of,
 )
 
 pytest.importorskip("openvino_genai", reason="extra openvino")
@@ -90,16 +89,7 @@ def test_penalties_and_lengths_are_those_of_the_library(
 
 
 def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
-    [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
-    engine.add(request)
-    outputs = run(engine)["a-0"]
-    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
-    assert outputs[-1].finish_reason == "stop"
-    assert outputs[-1].timing is not None
-    assert outputs[-1].timing.engine_seconds > 0
-    assert EOS in engine.info.require_text().eos_token_ids
+    check_stops(engine)
 
 
 def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
@@ -117,26 +107,12 @@ def test_a_text_that_ignores_the_end_of_text_ends_at_its_own_stop_tokens(
 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
-    """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in (*ONE_TOKEN, {"min_p": 1.0}, {"temperature": 1e-4}):
-        params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
-        assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
+    check_draws(engine, {"min_p": 1.0}, {"temperature": 1e-4})
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
     check_continues(engine)
-
-
-def test_a_penalty_of_the_output_is_not_continued(engine: TextEngine[Generate]) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
-    [output] = resume(engine, params, [7, 8])
-    assert output.finish_reason == "error"
-    assert not output.refused
-    assert "presence_penalty" in str(output.error)
+    check_penalty_ends(engine)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:

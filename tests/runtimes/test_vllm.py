@@ -16,17 +16,17 @@ from galley.types import Generate, Grammar, SamplingParams
 from tests.runtimes.language_models import (
     CONTEXT,
     GREEDY,
-    ONE_TOKEN,
     PROMPTS,
     check_aborts,
     check_continues,
+    check_draws,
+    check_penalty_ends,
     check_refused,
+    check_stops,
     generate,
     make_folder,
     random_ids,
-    resume,
     run,
-    tokens_of,
 )
 
 vllm = pytest.importorskip("vllm", reason="engine vllm")
@@ -130,34 +130,24 @@ def test_log_probabilities_are_those_of_the_library(
 
 
 def test_a_stop_token_ends_the_text_and_is_its_last(engine: TextEngine[Generate]) -> None:
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    stop = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop_token_ids=(plain[5],))
-    [request] = expand(PROMPTS[0], stop, engine.info, request_id="a")
-    engine.add(request)
-    outputs = run(engine)["a-0"]
-    assert tokens_of(outputs) == plain[: plain.index(plain[5]) + 1]
-    assert outputs[-1].finish_reason == "stop"
-    assert outputs[-1].timing is not None
-    assert outputs[-1].timing.engine_seconds > 0
+    check_stops(engine)
 
 
 def test_draws_follow_the_parameters(engine: TextEngine[Generate]) -> None:
-    """Nothing but the likeliest token is left; without that, texts of a high temperature differ."""
-    [plain] = generate(engine, PROMPTS[:1], GREEDY)
-    for only in (*ONE_TOKEN, {"min_p": 1.0}):
-        params = SamplingParams(max_tokens=24, ignore_eos=True, **only)
-        assert generate(engine, PROMPTS[:1], params) == [plain], only
-    hot = SamplingParams(temperature=50, max_tokens=24, ignore_eos=True)
-    texts = generate(engine, PROMPTS[:1] * 4, hot)
-    assert len({tuple(text) for text in texts}) == 4
+    check_draws(engine, {"min_p": 1.0}, temperature=2)
+
+
+def test_a_value_that_vllm_refuses_is_the_requests_error(engine: TextEngine[Generate]) -> None:
+    params = SamplingParams(temperature=50)
+    engine.add(expand(PROMPTS[0], params, engine.info, request_id="a")[0])
+    [output] = run(engine)["a-0"]
+    assert output.refused
+    assert "temperature must be in [0, 2]" in str(output.error)
 
 
 def test_a_text_continues_after_its_output(engine: TextEngine[Generate]) -> None:
     check_continues(engine)
-    params = SamplingParams(temperature=0, max_tokens=24, presence_penalty=1.0)
-    [output] = resume(engine, params, [7, 8])
-    assert (output.finish_reason, output.refused) == ("error", False)
-    assert "presence_penalty" in str(output.error)
+    check_penalty_ends(engine)
 
 
 def test_aborted_texts_leave_the_others_alone(engine: TextEngine[Generate]) -> None:
@@ -205,7 +195,7 @@ def test_prefixes_are_cached_only_if_the_options_say_so(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"quantize": "int8"}, "quantize is 'int8'"),
+        ({"weight_dtype": "int8"}, "weight_dtype is 'int8'"),
         ({"max_model_len": 4096}, "max_model_len is 4096, but .* was trained for 512"),
         ({"options": '{"devise": "CPU"}'}, "engine 'vllm'.*`devise`"),
     ],

@@ -1,7 +1,7 @@
 """The word error rate of a call, estimated from how sure the recognizer was of its words.
 
-A logistic regression, which ``recipes/wer.py`` fits on calls whose words are known. Signal-to-noise ratio,
-no-speech probability and compression ratio did not make it better for other speakers.
+A logistic regression, which ``recipes/wer.py`` fits to calls whose words are known. Signal-to-noise ratio,
+no-speech probability and compression ratio as further features did not improve it for speakers held out.
 """
 
 from typing import Final

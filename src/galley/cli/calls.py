@@ -1,6 +1,6 @@
 """``galley calls``: the quality of the calls that are kept, and deletion by age or by id."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,18 +19,17 @@ def calls_group() -> None:
     """Report on what galley call keeps, and delete it by age or by call."""
 
 
-def _folder(command: Callable[..., None]) -> Callable[..., None]:
-    command = click.option(
-        "--audit-log",
-        metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="append a line before each deletion, chained by hashes (galley audit verify)",
-    )(command)
-    return click.argument(
-        "folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="the folder of results (galley call --output-dir)",
-    )(command)
+_folder = click.argument(
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="the folder of results (galley call --output-dir)",
+)
+_audit_log = click.option(
+    "--audit-log",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="append a line before each deletion, chained by hashes (galley audit verify)",
+)
 
 
 def _log(path: Path | None) -> "AuditLog | None":
@@ -46,6 +45,7 @@ def _check(folder: Path) -> None:
 
 @calls_group.command("sweep")
 @_folder
+@_audit_log
 @click.option(
     "--keep",
     "rules",
@@ -70,6 +70,7 @@ def sweep(folder: Path, rules: Sequence[str], audit_log: Path | None) -> None:
 
 @calls_group.command("delete")
 @_folder
+@_audit_log
 @click.argument("call", help="id of the call, which is its subfolder")
 @click.option("--recording", is_flag=True, help="delete the original recording, too")
 def delete(folder: Path, call: str, recording: bool, audit_log: Path | None) -> None:
@@ -84,11 +85,7 @@ def delete(folder: Path, call: str, recording: bool, audit_log: Path | None) -> 
 
 
 @calls_group.command("report")
-@click.argument(
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="the folder of results (galley call --output-dir)",
-)
+@_folder
 @click.option("--tenant", help="whose calls; default: all")
 @click.option(
     "--metrics",

@@ -10,15 +10,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import Empty, Queue
+from queue import Queue
 from typing import Final, Generic
 
 from galley.runtimes.text_build import first_line
-from galley.runtimes.text_runtime import Advance, Cache, Writing
+from galley.runtimes.text_runtime import POLL_SECONDS, Advance, Cache, Writing, arrived
 from galley.types import FinishReason
-
-_POLL_SECONDS: Final = 0.01
-"""How long a step waits for something to report: requests and aborts are accepted between steps."""
 
 _GATHER_SECONDS: Final = 0.004
 _GATHER_MOST: Final = 0.02
@@ -144,13 +141,8 @@ class BatchedRuntime(ABC, Generic[Writing]):
         self._start()
         gathers = self._free and self._waiting
         found: list[News[Writing]] = []
-        try:
-            wait = _GATHER_SECONDS if gathers else _POLL_SECONDS
-            self._take(self._news.get(timeout=wait), found)
-            while True:
-                self._take(self._news.get_nowait(), found)
-        except Empty:
-            pass
+        for news_or_end in arrived(self._news, _GATHER_SECONDS if gathers else POLL_SECONDS):
+            self._take(news_or_end, found)
         by_job: dict[str, list[News[Writing]]] = {}
         for news in found:
             if self._jobs.get(news.job.id) is news.job:

@@ -26,7 +26,7 @@ def drawing(sampling: SamplingParams, vocab_size: int) -> Drawing:
     Libraries refuse a ``top_k`` above the size of the vocabulary, which keeps all tokens.
     """
     temperature, top_k, top_p = sampling.temperature, sampling.top_k or 0, sampling.top_p
-    if not temperature or top_p == 0 or top_k == 1:
+    if not temperature or top_p == 0 or top_k == 1 or sampling.min_p == 1:
         return LIKELIEST
     return Drawing(
         max(temperature, _LEAST_TEMPERATURE),

@@ -192,14 +192,19 @@ class KokoroVoice:
 
     def style(self, voice: str, phonemes: int) -> "Array":
         """Return the style of a voice or a mix for a number of phonemes, float32 ``[STYLE]``."""
-        mix = [(voice, 1.0)] if voice in self._styles else parse_mix(voice)
-        assert mix, voice
+        mix = self._mixed(voice)
         total = sum(weight for _, weight in mix)
         made = np.zeros(STYLE, np.float32)
         for name, weight in mix:
             styles = self._styles[name]
             made += np.float32(weight / total) * styles[min(phonemes, len(styles)) - 1]
         return made
+
+    def _mixed(self, voice: str) -> list[tuple[str, float]]:
+        """Return the names and weights of a mix's voices; a voice is a mix of one."""
+        mix = [(voice, 1.0)] if voice in self._styles else parse_mix(voice)
+        assert mix, voice
+        return mix
 
     def phonemes(self, text: str, voice: str) -> str:
         """Return the phonemes of a text that the model has.
@@ -215,8 +220,7 @@ class KokoroVoice:
                     "Kokoro's phonemes of Japanese and Chinese are not those of espeak-ng; a model with "
                     """engine_options '{"phonemes": "text"}' takes phonemes as its text"""
                 )
-            mix = [] if voice in self._styles else parse_mix(voice)
-            language = self._languages[mix[0][0] if mix else voice]
+            language = self._languages[self._mixed(voice)[0][0]]
             espeak.select(language)
             said = from_espeak(punctuated(text, espeak.phonemes, _SPOKEN_MARKS), language)
         said = "".join(symbol for symbol in said if symbol in known).strip()

@@ -41,13 +41,13 @@ def find_styles(model: Path, given: str) -> Path:
     if found:
         names = ", ".join(path.name for path in found)
         raise CheckpointError(
-            f"there are several files of voices next to it ({names}): choose one by "
+            f"several files next to it hold voices ({names}): choose one with "
             """engine_options '{"voices": PATH}'""",
             file=str(model),
         )
     raise CheckpointError(
         f"next to it is neither {model.name}.json, which a Piper voice has, nor the voices of Kokoro, "
-        "such as voices-v1.0.bin; engine_options '{\"voices\": PATH}' names those that are elsewhere",
+        "such as voices-v1.0.bin; for voices elsewhere, set engine_options '{\"voices\": PATH}'",
         file=str(model),
     )
 
@@ -56,14 +56,16 @@ def read_styles(path: Path) -> "dict[str, Array]":
     """Return the styles of each voice, float32 ``[lengths, STYLE]``, in the order of the file.
 
     Raises:
-        CheckpointError: the file is none of voices.
+        CheckpointError: the file does not hold voices.
     """
     try:
         voices = dict(_arrays(path))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise CheckpointError(f"these are no voices of Kokoro: {error}", file=str(path)) from error
+        raise CheckpointError(
+            f"it does not hold Kokoro's voices: {error}", file=str(path)
+        ) from error
     if not voices:
-        raise CheckpointError("there is no voice of Kokoro", file=str(path))
+        raise CheckpointError("it holds no voice of Kokoro", file=str(path))
     return {name: _checked(style, name, path) for name, style in voices.items()}
 
 

@@ -12,15 +12,20 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from galley.errors import CheckpointError, EngineError, SettingsError, UnsupportedModel
+from galley.errors import CheckpointError, SettingsError, UnsupportedModel
 from galley.formats.gguf_file import is_gguf
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
-from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
+from galley.runtimes.text_build import (
+    PrefixOptions,
+    TextLoader,
+    TextSizes,
+    first_line,
+    refuse_resumed_penalties,
+)
+from galley.runtimes.text_runtime import Advance, Cache, Progress, TextRuntime
 from galley.settings.engine_choice import OPENVINO_ENGINE, OPENVINO_FILE
 from galley.types import FinishReason, Generate
-from galley.types.model_info import CACHE_SALT
 
 log = logging.getLogger("galley.runtimes")
 
@@ -44,19 +49,16 @@ restart, and it reports the log-probability of the chosen token alone, after all
 """
 
 
-class OpenVINOOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OpenVINOOptions(PrefixOptions, kw_only=True):
     """The ``engine_options`` of OpenVINO.
 
     Attributes:
         device: device that runs the model, such as CPU or GPU.
-        prefix_caching: reuse the KV cache of equal prefixes; tenants share it, so that response times
-            reveal whether another tenant has sent a prefix.
         properties: properties of the device, such as ``KV_CACHE_PRECISION``.
     """
 
     device: str = "CPU"
-    prefix_caching: bool = False
-    properties: dict[str, str | int | float | bool] = {}
+    properties: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
 
 
 class _Text(NamedTuple):
@@ -64,7 +66,7 @@ class _Text(NamedTuple):
     progress: Progress
 
 
-class OpenVINORuntime:
+class OpenVINORuntime(TextRuntime[Generate]):
     """A pipeline and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
     def __init__(self, path: Path, options: OpenVINOOptions, sizes: TextSizes) -> None:
@@ -105,11 +107,6 @@ class OpenVINORuntime:
             ) from error
 
     @property
-    def room(self) -> int:
-        """The library adds texts to those that it is working on."""
-        return NO_LIMIT
-
-    @property
     def cache(self) -> Cache:
         """The state of the KV cache, in blocks of the pipeline."""
         if not self._texts:  # the pipeline's figure is that of its last step
@@ -123,12 +120,7 @@ class OpenVINORuntime:
         Raises:
             EngineError: the text had begun in another process, and its penalties depend on its output.
         """
-        sampling = payload.sampling
-        if payload.output and (sampling.presence_penalty or sampling.frequency_penalty):
-            raise EngineError(
-                "the engine died, and OpenVINO cannot continue a text with presence_penalty or "
-                "frequency_penalty: repeat the request"
-            )
+        refuse_resumed_penalties(payload, "OpenVINO")
         tokens = [*payload.prompt, *payload.output]
         ids = self._openvino.Tensor(np.array([tokens], dtype=np.int64))
         config = self._config(payload, stop_ids)
@@ -150,11 +142,12 @@ class OpenVINORuntime:
         config.repetition_penalty = sampling.repetition_penalty or 1.0
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
-        drawn, min_p = drawing(sampling, self._vocab_size), sampling.min_p or 0.0
-        if drawn == LIKELIEST or min_p == 1:
+        drawn = drawing(sampling, self._vocab_size)
+        if drawn == LIKELIEST:
             return config
         config.do_sample = True
-        config.temperature, config.top_p, config.min_p = drawn.temperature, drawn.top_p, min_p
+        config.temperature, config.top_p = drawn.temperature, drawn.top_p
+        config.min_p = sampling.min_p or 0.0
         if drawn.top_k:
             config.top_k = drawn.top_k
         assert sampling.seed is not None
@@ -219,15 +212,10 @@ def _check_format(path: Path) -> None:
     )
 
 
-def _unsupported(options: OpenVINOOptions) -> tuple[str, ...]:
-    # The pipeline's cache of prefixes is one for all texts.
-    return (*_UNSUPPORTED, CACHE_SALT) if options.prefix_caching else _UNSUPPORTED
-
-
 load: Final = TextLoader(
     executor="openvino",
     options=OpenVINOOptions,
-    unsupported=_unsupported,
+    unsupported=_UNSUPPORTED,
     load=OpenVINORuntime,
 )
 """The loader of the engine ``openvino``."""

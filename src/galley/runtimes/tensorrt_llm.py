@@ -7,22 +7,29 @@ import asyncio
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Queue
 from typing import Any, Final, NamedTuple, cast
 
-import msgspec
-
-from galley.errors import CheckpointError, UnsupportedModel
 from galley.runtimes.drawing import drawing
 from galley.runtimes.library import import_library
-from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress
+from galley.runtimes.text_build import (
+    PrefixOptions,
+    TextLoader,
+    TextSizes,
+    check_folder,
+    first_line,
+    loading,
+)
+from galley.runtimes.text_runtime import (
+    POLL_SECONDS,
+    Advance,
+    Cache,
+    Progress,
+    TextRuntime,
+    arrived,
+)
 from galley.settings.engine_choice import TENSORRT_LLM_ENGINE
 from galley.types import FinishReason, Generate
-from galley.types.model_info import CACHE_SALT
-
-_POLL_SECONDS: Final = 0.01
-"""How long a step waits for something new: requests and aborts are accepted between steps."""
 
 _NO_END: Final = -1
 """An end token that no text has: those that count are among the stop tokens."""
@@ -49,20 +56,17 @@ log-probabilities and grammars do not have our meaning.
 """
 
 
-class TensorRTOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class TensorRTOptions(PrefixOptions, kw_only=True):
     """The ``engine_options`` of TensorRT-LLM.
 
     Attributes:
         dtype: type of the weights and activations.
         tensor_parallel_size: number of GPUs.
-        prefix_caching: reuse the KV cache of equal prefixes; tenants share it, so that response times
-            reveal whether another tenant has sent a prefix.
         gpu_memory_fraction: share of the GPU's memory that the weights leave for the KV cache.
     """
 
     dtype: str = "auto"
     tensor_parallel_size: int = 1
-    prefix_caching: bool = False
     gpu_memory_fraction: float = 0.9
 
 
@@ -75,7 +79,7 @@ class _News(NamedTuple):
     error: str | None = None
 
 
-class TensorRTRuntime:
+class TensorRTRuntime(TextRuntime[Generate]):
     """The library's model and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
     def __init__(self, path: Path, options: TensorRTOptions, sizes: TextSizes) -> None:
@@ -85,10 +89,7 @@ class TensorRTRuntime:
             SettingsError: TensorRT-LLM is not installed, or cannot run on this machine.
             UnsupportedModel, CheckpointError: the model cannot be used.
         """
-        if not path.is_dir():
-            raise UnsupportedModel(
-                f"{path} is not a folder of safetensors, and TensorRT-LLM reads no others"
-            )
+        check_folder(path, "TensorRT-LLM")
         self._library = import_library("tensorrt_llm", TENSORRT_LLM_ENGINE, "tensorrt-llm")
         self._model = self._load(path, options, sizes)
         self._vocab_size = sizes.vocabulary
@@ -103,7 +104,7 @@ class TensorRTRuntime:
 
     def _load(self, path: Path, options: TensorRTOptions, sizes: TextSizes) -> Any:
         api = import_library("tensorrt_llm.llmapi", TENSORRT_LLM_ENGINE, "tensorrt-llm")
-        try:
+        with loading("TensorRT-LLM", path):
             return self._library.LLM(
                 model=str(path),
                 skip_tokenizer_init=True,
@@ -120,15 +121,6 @@ class TensorRTRuntime:
                     max_tokens=sizes.kv_requested,
                 ),
             )
-        except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
-            raise CheckpointError(
-                f"TensorRT-LLM cannot load it: {first_line(error)}", file=str(path)
-            ) from error
-
-    @property
-    def room(self) -> int:
-        """The library adds texts to those that it is working on."""
-        return NO_LIMIT
 
     @property
     def cache(self) -> Cache:
@@ -139,7 +131,7 @@ class TensorRTRuntime:
         """Add a text."""
         tokens = [*payload.prompt, *payload.output]
         self._texts[request_id] = Progress(len(tokens))
-        reading = self._read(request_id, tokens, self._params(payload, stop_ids))
+        reading = self._read(request_id, tokens, payload, stop_ids)
         asyncio.run_coroutine_threadsafe(reading, self._loop)
 
     def _params(self, payload: Generate, stop_ids: Collection[int]) -> Any:
@@ -158,12 +150,15 @@ class TensorRTRuntime:
             detokenize=False,
         )
 
-    async def _read(self, request_id: str, tokens: list[int], params: Any) -> None:
+    async def _read(
+        self, request_id: str, tokens: list[int], payload: Generate, stop_ids: Collection[int]
+    ) -> None:
         """Report a text's tokens as they come."""
         if request_id not in self._texts:
             return
         done = 0
         try:
+            params = self._params(payload, stop_ids)
             result = self._model.generate_async(tokens, params, streaming=True)
             self._results[request_id] = result
             async for step in result:
@@ -189,14 +184,9 @@ class TensorRTRuntime:
     def step(self) -> list[Advance]:
         """Wait briefly for what is new, and return it."""
         by_text: dict[str, list[_News]] = {}
-        try:
-            news = self._news.get(timeout=_POLL_SECONDS)
-            while True:
-                if news.id in self._texts:
-                    by_text.setdefault(news.id, []).append(news)
-                news = self._news.get_nowait()
-        except Empty:
-            pass
+        for news in arrived(self._news, POLL_SECONDS):
+            if news.id in self._texts:
+                by_text.setdefault(news.id, []).append(news)
         return [self._advance(parts) for parts in by_text.values()]
 
     def _advance(self, parts: list[_News]) -> Advance:
@@ -220,15 +210,10 @@ class TensorRTRuntime:
         self._thread.join()
 
 
-def _unsupported(options: TensorRTOptions) -> tuple[str, ...]:
-    # A prefix is found whoever sends it.
-    return (*_UNSUPPORTED, CACHE_SALT) if options.prefix_caching else _UNSUPPORTED
-
-
 load: Final = TextLoader(
     executor="tensorrt-llm",
     options=TensorRTOptions,
-    unsupported=_unsupported,
+    unsupported=_UNSUPPORTED,
     load=TensorRTRuntime,
 )
 """The loader of the engine ``tensorrt-llm``."""

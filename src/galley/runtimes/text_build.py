@@ -1,6 +1,7 @@
 """Loading, which all engines of language models over other libraries share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -8,7 +9,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from galley.engine.loading import StartPhases
-from galley.errors import SettingsError
+from galley.errors import CheckpointError, EngineError, SettingsError, UnsupportedModel
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.machine import available_cores, available_memory
 from galley.models.fields import Fields
@@ -17,12 +18,24 @@ from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
 from galley.types import Generate, OnPhase, SamplingDefaults
-from galley.types.model_info import ModelInfo, OnLedger, TextInfo
+from galley.types.model_info import CACHE_SALT, ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
 """Of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
 
-Options = TypeVar("Options", bound=msgspec.Struct)
+
+class PrefixOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The ``engine_options`` of every library that can reuse prefixes.
+
+    Attributes:
+        prefix_caching: reuse the KV cache of equal prefixes; tenants share it, so that response times
+            reveal whether another tenant has sent a prefix.
+    """
+
+    prefix_caching: bool = False
+
+
+Options = TypeVar("Options", bound=PrefixOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +70,15 @@ class TextLoader(Generic[Options]):
     Attributes:
         executor: name of the library.
         options: the engine's own options.
-        unsupported: returns the parameters that requests may not set; see
-            :class:`~galley.types.model_info.TextInfo`.
+        unsupported: the parameters that requests may not set; see
+            :class:`~galley.types.model_info.TextInfo`. With ``prefix_caching``, neither may they set a
+            cache salt: the library finds a prefix whoever sends it.
         load: loads the model at a path, with its options and sizes.
     """
 
     executor: str
     options: type[Options]
-    unsupported: Callable[[Options], tuple[str, ...]]
+    unsupported: tuple[str, ...]
     load: Callable[[Path, Options, TextSizes], TextRuntime[Generate]]
 
     def __call__(
@@ -85,7 +99,9 @@ class TextLoader(Generic[Options]):
         clock = StartPhases(on_phase)
         checkpoint = open_checkpoint(folder)
         sizes = text_sizes(settings, checkpoint)
-        unsupported = self.unsupported(options)
+        unsupported = self.unsupported
+        if options.prefix_caching:
+            unsupported = (*unsupported, CACHE_SALT)
         check_defaults(settings.with_own(checkpoint.defaults), unsupported, self.executor)
         runtime = self.load(folder, options, sizes)
         clock.end("load")
@@ -196,6 +212,38 @@ def _kv_bytes_per_token(config: Fields) -> int:
     width = config.count("head_dim", config.count("hidden_size") // heads)
     kept = config.count("num_key_value_heads", heads) * width
     return 2 * config.count("num_hidden_layers") * kept * _BYTES_PER_VALUE
+
+
+def check_folder(path: Path, library: str) -> None:
+    """Raise UnsupportedModel unless a path is a folder, where a library reads nothing else."""
+    if not path.is_dir():
+        raise UnsupportedModel(
+            f"{path} is not a folder of safetensors, and {library} reads no others"
+        )
+
+
+@contextmanager
+def loading(library: str, path: Path) -> Iterator[None]:
+    """Raise CheckpointError for what a library raises while it loads the folder ``path``."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        raise CheckpointError(
+            f"{library} cannot load it: {first_line(error)}", file=str(path)
+        ) from error
+
+
+def refuse_resumed_penalties(payload: Generate, library: str) -> None:
+    """Raise EngineError for a text that began in another process and whose penalties count its output.
+
+    The library takes that output for a part of the prompt.
+    """
+    sampling = payload.sampling
+    if payload.output and (sampling.presence_penalty or sampling.frequency_penalty):
+        raise EngineError(
+            f"the engine died, and {library} cannot continue a text with presence_penalty or "
+            "frequency_penalty: repeat the request"
+        )
 
 
 def first_line(error: Exception) -> str:

@@ -1,11 +1,13 @@
 """The interface of a library that continues texts to the engine that serves it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from queue import Empty, Queue
 from typing import Any, Final, Protocol, TypeVar
 
 from galley.types import FinishReason, Generate, TokenLogprob, Transcribe
 
+Item = TypeVar("Item")
 Writing = TypeVar("Writing", bound=Generate | Transcribe)
 """The kind of payload that a runtime continues."""
 
@@ -88,6 +90,19 @@ def top_logprobs(tokens: Sequence[int], found: Sequence[Mapping[int, Any]]) -> l
 NO_LIMIT: Final = 1 << 30
 """The :attr:`TextRuntime.room` of a library that adds texts to those that it is working on."""
 
+POLL_SECONDS: Final = 0.01
+"""How long a step waits for what threads report: requests and aborts are accepted between steps."""
+
+
+def arrived(queue: Queue[Item], seconds: float) -> Iterator[Item]:
+    """Yield the items of a queue; wait so many seconds for the first one."""
+    try:
+        yield queue.get(timeout=seconds)
+        while True:
+            yield queue.get_nowait()
+    except Empty:
+        return
+
 
 class TextRuntime(Protocol[_Writing_contra]):
     """Continues several texts or transcripts at a time. Not thread-safe."""
@@ -100,8 +115,10 @@ class TextRuntime(Protocol[_Writing_contra]):
     def room(self) -> int:
         """How many more texts a library could work on now.
 
-        Others stay in the engine's queue, where tenants and priorities decide which is next.
+        There is no limit for a library that adds texts to those that it is working on. The others stay
+        in the engine's queue, where tenants and priorities decide which is next.
         """
+        return NO_LIMIT
 
     def begin(self, request_id: str, payload: _Writing_contra, stop_ids: Collection[int]) -> None:
         """Add a text, which the next steps continue after ``payload.output``.

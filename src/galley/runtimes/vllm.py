@@ -11,14 +11,21 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.errors import CheckpointError, EngineError, UnsupportedModel
+from galley.errors import RequestError
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
-from galley.runtimes.text_build import TextLoader, TextSizes, first_line
-from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache, Progress, top_logprobs
+from galley.runtimes.text_build import (
+    PrefixOptions,
+    TextLoader,
+    TextSizes,
+    check_folder,
+    first_line,
+    loading,
+    refuse_resumed_penalties,
+)
+from galley.runtimes.text_runtime import Advance, Cache, Progress, TextRuntime, top_logprobs
 from galley.settings.engine_choice import VLLM_ENGINE
 from galley.types import MAX_LOGPROBS, Generate
-from galley.types.model_info import CACHE_SALT
 
 _BLOCK_TOKENS: Final = 32
 """Tokens of a block of the KV cache; vLLM's kernels for CPUs take multiples of it."""
@@ -51,12 +58,10 @@ grammars are in notations of its own.
 """
 
 
-class VLLMOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class VLLMOptions(PrefixOptions, kw_only=True):
     """The ``engine_options`` of vLLM; without a description, as vLLM's engine argument of that name.
 
     Attributes:
-        prefix_caching: reuse the KV cache of equal prefixes; tenants share it, so that response times
-            reveal whether another tenant has sent a prefix.
         gpu_memory_utilization: share of a GPU's memory for weights and KV cache; not for CPUs.
     """
 
@@ -65,11 +70,10 @@ class VLLMOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
-    prefix_caching: bool = False
     gpu_memory_utilization: float | None = None
 
 
-class VLLMRuntime:
+class VLLMRuntime(TextRuntime[Generate]):
     """vLLM's engine and its texts; see :class:`galley.runtimes.text_runtime.TextRuntime`."""
 
     def __init__(self, path: Path, options: VLLMOptions, sizes: TextSizes) -> None:
@@ -79,10 +83,7 @@ class VLLMRuntime:
             SettingsError: vLLM is not installed, or cannot run on this machine.
             UnsupportedModel, CheckpointError: the model cannot be used.
         """
-        if not path.is_dir():
-            raise UnsupportedModel(
-                f"{path} is not a folder of safetensors, and vLLM reads no others"
-            )
+        check_folder(path, "vLLM")
         os.environ.update(_ENVIRONMENT, OMP_NUM_THREADS=str(sizes.threads))
         self._vllm = import_library("vllm", VLLM_ENGINE, "vllm")
         self._engine = self._load(path, options, sizes)
@@ -103,7 +104,7 @@ class VLLMRuntime:
             arguments |= {"block_size": _BLOCK_TOKENS, "num_gpu_blocks_override": blocks}
         if on_cpu:  # instead of most of the machine's memory, which must be free at the start
             arguments["kv_cache_memory_bytes"] = sizes.kv_bytes_per_token * sizes.kv_tokens
-        try:
+        with loading("vLLM", path):
             given = self._vllm.EngineArgs(
                 model=str(path),
                 skip_tokenizer_init=True,
@@ -118,15 +119,6 @@ class VLLMRuntime:
                 **arguments,
             )
             return self._vllm.LLMEngine.from_engine_args(given)
-        except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
-            raise CheckpointError(
-                f"vLLM cannot load it: {first_line(error)}", file=str(path)
-            ) from error
-
-    @property
-    def room(self) -> int:
-        """The library adds texts to those that it is working on."""
-        return NO_LIMIT
 
     @property
     def cache(self) -> Cache:
@@ -139,15 +131,10 @@ class VLLMRuntime:
         """Add a text to the engine.
 
         Raises:
-            EngineError: the text had begun in another process, and its penalties depend on its output;
-                or vLLM refuses it.
+            EngineError: the text had begun in another process, and its penalties depend on its output.
+            RequestError: vLLM refuses it, such as for a temperature above 2.
         """
-        sampling = payload.sampling
-        if payload.output and (sampling.presence_penalty or sampling.frequency_penalty):
-            raise EngineError(
-                "the engine died, and vLLM cannot continue a text with presence_penalty or "
-                "frequency_penalty: repeat the request"
-            )
+        refuse_resumed_penalties(payload, "vLLM")
         tokens = [*payload.prompt, *payload.output]
         try:
             self._engine.add_request(
@@ -155,20 +142,21 @@ class VLLMRuntime:
                 self._vllm.inputs.tokens_input(tokens),
                 self._params(payload, stop_ids),
             )
-        except (ValueError, TypeError) as error:
-            raise EngineError(f"vLLM: {first_line(error)}") from error
+        except (self._vllm.exceptions.VLLMClientError, ValueError, TypeError) as error:
+            raise RequestError(f"vLLM: {first_line(error)}") from error
         self._texts[request_id] = Progress(len(tokens))
 
     def _params(self, payload: Generate, stop_ids: Collection[int]) -> Any:
         """Return a request's parameters in vLLM's form."""
         sampling, done = payload.sampling, len(payload.output)
-        drawn, min_p = drawing(sampling, self._vocab_size), sampling.min_p or 0.0
-        greedy = drawn == LIKELIEST or min_p == 1 or drawn.temperature < _LEAST_TEMPERATURE
+        drawn = drawing(sampling, self._vocab_size)
+        greedy = drawn == LIKELIEST or drawn.temperature < _LEAST_TEMPERATURE
         return self._vllm.SamplingParams(
             temperature=0.0 if greedy else drawn.temperature,
-            top_k=0 if greedy else drawn.top_k,
-            top_p=1.0 if greedy else drawn.top_p,
-            min_p=0.0 if greedy else min_p,
+            # At a temperature of 0, vLLM ignores top_k, top_p and min_p.
+            top_k=drawn.top_k,
+            top_p=drawn.top_p,
+            min_p=sampling.min_p or 0.0,
             repetition_penalty=sampling.repetition_penalty or 1.0,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
@@ -223,15 +211,10 @@ class VLLMRuntime:
         self._engine.engine_core.shutdown()
 
 
-def _unsupported(options: VLLMOptions) -> tuple[str, ...]:
-    # A prefix is found whoever sends it.
-    return (*_UNSUPPORTED, CACHE_SALT) if options.prefix_caching else _UNSUPPORTED
-
-
 load: Final = TextLoader(
     executor="vllm",
     options=VLLMOptions,
-    unsupported=_unsupported,
+    unsupported=_UNSUPPORTED,
     load=VLLMRuntime,
 )
 """The loader of the engine ``vllm``."""
