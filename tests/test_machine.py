@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from galley.machine import available_cores, available_memory, with_descendants
+from galley.machine import (
+    available_cores,
+    available_memory,
+    raise_open_files,
+    with_descendants,
+)
 
 GIB = 2**30
 
@@ -188,3 +194,21 @@ def test_a_process_is_followed_by_all_that_it_has_started() -> None:
     assert len(found) == 3
     assert started == {found[1]}
     assert with_descendants([process.pid]) == [process.pid]
+
+
+def test_open_files_where_a_limit_is_refused_that_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on macOS, which reports no hard limit."""
+    limits = (256, resource.RLIM_INFINITY)
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal limits
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    raise_open_files()
+    assert limits == (10_240, resource.RLIM_INFINITY)

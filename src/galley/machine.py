@@ -32,6 +32,11 @@ FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes per second assumed of an unmeasured disk: a plain NVMe drive, or a fast cloud volume."""
 
+MOST_OPEN_FILES: Final = 1 << 20
+"""Open files that this process uses at most where the system has no limit."""
+_OPEN_MAX: Final = 10_240
+"""From macOS's syslimits.h."""
+
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
@@ -233,6 +238,22 @@ def address_space_left() -> int:
         return sys.maxsize
     pages = int(statm[0])
     return max(0, limit - pages * resource.getpagesize())
+
+
+def raise_open_files() -> None:
+    """Raise the limit of open files of this process, and of those it starts, as far as the system allows."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    # macOS reports no hard limit and refuses more than its own, which is at least OPEN_MAX.
+    for wanted in (MOST_OPEN_FILES, _OPEN_MAX) if hard == resource.RLIM_INFINITY else (hard,):
+        if soft >= wanted:
+            return
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def nameless_file(name: str) -> int:

@@ -166,10 +166,9 @@ def _measure(
     from galley.bench.serve.objective import parse_objective
     from galley.bench.serve.replay import replay as replayed
     from galley.bench.serve.results import Report
-    from galley.bench.serve.session import allow_files
-    from galley.machine import cpu_and_cores
+    from galley.machine import cpu_and_cores, raise_open_files
 
-    allow_files()
+    raise_open_files()
     started = datetime.datetime.now(datetime.UTC)
     objective = parse_objective(options["slo"])
 

@@ -18,7 +18,7 @@ from galley import __version__
 from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
-from galley.machine import give_memory_back, process_age
+from galley.machine import give_memory_back, process_age, raise_open_files
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
@@ -26,7 +26,7 @@ from galley.server import tls
 from galley.server.app import create_app
 from galley.server.app_host import AppHost
 from galley.server.auth import check_exposure
-from galley.server.front_door import FrontDoor, raise_descriptor_limit
+from galley.server.front_door import FrontDoor
 from galley.server.grpc_door import GrpcDoor
 from galley.server.http_protocol import HttpProtocol
 from galley.server.ledger import ledger_lines
@@ -87,7 +87,7 @@ def serve(
     check_exposure(settings, tenants)
     encryption = tls.context(settings)
     tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
-    raise_descriptor_limit()
+    raise_open_files()
     # From here on digests are enough.
     settings = dataclasses.replace(settings, api_key=(), api_key_file="", admin_key=())
     try:
