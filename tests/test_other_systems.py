@@ -1,4 +1,4 @@
-"""Without Linux-only features, as on macOS: no /proc, no CPU affinity, no memfd files, no SOCK_SEQPACKET."""
+"""Without what only Linux has, as on macOS: /proc, CPU affinity, memfd files, SOCK_SEQPACKET."""
 
 import asyncio
 import os

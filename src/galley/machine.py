@@ -241,7 +241,7 @@ def address_space_left() -> int:
 
 
 def raise_open_files() -> None:
-    """Raise the limit of open files of this process, and of those it starts, as far as the system allows."""
+    """Raise the limit of open files of this process and its children as far as the system allows."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 """The messages between a process and its decoder of recordings, and how sockets carry them.
 
-Messages go over stream sockets with their length in front, because macOS has no ``SOCK_SEQPACKET``. A fork may
-die in the middle of a message, so its death is reported on another socket (:class:`Died`).
+Messages go over stream sockets with their length in front, because macOS has no ``SOCK_SEQPACKET``. A fork
+may die in the middle of a message, so its death is reported on another socket (:class:`Died`).
 """
 
 import socket

@@ -221,7 +221,9 @@ class Decoder:
 
     def _disconnect(self, process: Spawned) -> None:
         with suppress(OSError):  # it may have ended
-            process.connection.shutdown(socket.SHUT_RDWR)  # a thread that waits for it fails at once
+            process.connection.shutdown(
+                socket.SHUT_RDWR
+            )  # a thread that waits for it fails at once
         with self._sending:
             process.connection.close()
 
