@@ -73,7 +73,7 @@ class Call:
         recordings: what is said, in turn: 16-bit mono at :data:`RATE`.
         turns: how many turns each caller has.
         detection: ``turn_detection`` of the session.
-        interrupts: whether a turn begins while the answer before is being heard.
+        interrupts: whether a turn begins during the previous answer.
         timeout: seconds to wait for an answer's audio.
         max_tokens: limit of an answer.
     """

@@ -24,7 +24,7 @@ _MOST_KEYS: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Directives:
-    """The caching that a request asks for.
+    """The caching that a request wants.
 
     Attributes:
         mode: overrides the tenant's and the model's; None: it does not.

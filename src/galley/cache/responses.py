@@ -167,7 +167,7 @@ class ModelResponses:
         keys: Sequence[bytes | None],
         stored: Mapping[bytes, Entry | None],
     ) -> _Search:
-        """Look a question up that no equal request has asked."""
+        """Look up a question that no equal request contains."""
         semantic = self.cache.semantic
         if mode != "semantic" or semantic is None or self._checks is None or self._checks.off:
             return _Search()

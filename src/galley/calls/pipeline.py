@@ -123,7 +123,7 @@ class Pipeline:
         return opened
 
     def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
-        # Two channels with different sounds are two speakers.
+        # Two channels with different audio are two speakers.
         if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
             return self._by_channel(recording)
         options, transcribed = self._options, _Transcribed([])

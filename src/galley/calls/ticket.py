@@ -35,7 +35,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, kw_only=True)
 class TicketWriter:
-    """Asks a server with OpenAI's API for tickets.
+    """Requests tickets from a server with OpenAI's API.
 
     Attributes:
         url: of the server, such as ``http://127.0.0.1:8000``.

@@ -160,7 +160,9 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     type=click.IntRange(1, 999),
     help="replicas (of a node or a zone) lost after half of the requests; the goal has to be met even so",
 )
-@click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures")
+@click.option(
+    "--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures to FILE"
+)
 @click.option("--html", "html_file", metavar="FILE", type=_PATH, help="write a report with charts")
 def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
     """Simulate replicas of a model, and find how many some traffic needs.

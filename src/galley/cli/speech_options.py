@@ -54,7 +54,7 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--hotwords",
             default="",
-            help="names and terms that the decoder has in front of it all along",
+            help="names and terms that are given to the decoder for every chunk",
         ),
         click.option(
             "--beam-size",

@@ -119,7 +119,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
 
     @property
     def room(self) -> int:
-        """The texts that the batches of the free workers could have besides those that wait for them."""
+        """How many more texts than are waiting the free workers could take in their batches."""
         return self._free * self._most - len(self._waiting)
 
     def begin(self, request_id: str, payload: Writing, stop_ids: Collection[int]) -> None:

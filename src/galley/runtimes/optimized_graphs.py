@@ -83,7 +83,7 @@ class OptimizedGraph:
 
         Args:
             file: the model.
-            options: all that the graph depends on besides the model and the CPU, as JSON values.
+            options: all that the graph depends on, except the model and the CPU, as JSON values.
 
         Raises:
             OSError, CheckpointError: the model or its data cannot be read, or no cache folder is known.

@@ -90,7 +90,7 @@ class Settings(ClusterSettings):
     speaker_models: str = setting(
         "",
         "Server",
-        "folder with segmentation.onnx and encoder.onnx, which tell speakers apart for diarized_json; "
+        "folder with segmentation.onnx and encoder.onnx, which distinguish speakers for diarized_json; "
         "default: those of Galley's source tree",
     )
     page: bool = setting(True, "Server", "serve a page for browsers at /")

@@ -20,7 +20,7 @@ class Limit:
 
     Attributes:
         metric: "ttft", "tpot" or "latency".
-        quantile: in per cent, such as 95.
+        quantile: in percent, such as 95.
         seconds: the most.
     """
 
