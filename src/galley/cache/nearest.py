@@ -140,7 +140,7 @@ def packed(vector: bytes) -> bytes:
     numbers = np.frombuffer(vector, dtype=np.float32)
     length = float(np.linalg.norm(numbers)) if numbers.size else 0.0
     if not 0 < length < float("inf"):
-        raise ValueError("the vector has no direction")
+        raise ValueError("the vector is zero or not finite")
     return (numbers / length).astype(np.float16).tobytes()
 
 

@@ -208,7 +208,7 @@ def _query(options: dict[str, Any]) -> "Query":
     bounds = _bounds(options, goal.get("ttft"))
     if replicas is None and not goal and bounds is None:
         raise SettingsError(
-            "how many replicas is open: give a goal (--ttft, --tpot), or --replicas"
+            "the number of replicas is not determined: give a goal (--ttft, --tpot), or --replicas"
         )
     least = replicas if bounds is None else bounds.least
     if least is not None and lose >= least:
@@ -313,7 +313,7 @@ def _drawn(options: dict[str, Any]) -> "Traffic":
     if rate is None:
         raise SettingsError("there is no traffic: give --trace or --rate")
     if period is not None and peak is None:
-        raise SettingsError("--period is of --peak; give both")
+        raise SettingsError("--period needs --peak; give both")
     if peak is not None and peak < rate:
         raise SettingsError(f"--peak {peak:g} is less than --rate {rate:g}")
     if (peak or rate) * seconds > MOST_REQUESTS:

@@ -107,9 +107,9 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
     if url is None and (against is not None or write_file is None):
         raise SettingsError("give the URL of a server, or --write FILE")
     if options["sessions"] and write_file is None:
-        raise SettingsError("--sessions goes with --write")
+        raise SettingsError("--sessions needs --write")
     if options["texts"] is not None and url is None:
-        raise SettingsError("--texts goes with the URL of a server; --write never writes texts")
+        raise SettingsError("--texts needs the URL of a server; --write never writes texts")
     turns = read_trace(trace, options["unit"])[: options["requests"]]
     if write_file is not None:
         lines = as_mooncake(turns, sessions=options["sessions"])

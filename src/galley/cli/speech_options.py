@@ -167,5 +167,5 @@ def _speech(vad: bool, flags: dict[str, Any]) -> "SpeechOptions | None":
         return SpeechOptions(**given)
     for name in given:
         flag = f"--vad-{name.replace('_', '-')}"
-        raise SettingsError(f"{flag} goes with speech detection, which --no-vad turns off")
+        raise SettingsError(f"{flag} needs speech detection, which --no-vad turns off")
     return None

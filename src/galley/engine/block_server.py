@@ -160,7 +160,7 @@ class BlockServer:
                 b"it has another model, other settings of the model or another type of CPU: "
                 b"keys and values would differ",
             )
-            raise BadFrame("the peer has another model, or computes it otherwise")
+            raise BadFrame("the peer has a different model, or computes it differently")
         blocks = wanted.blocks
         if any(block.group >= len(self._form.block_bytes) for block in blocks):
             raise BadFrame("the peer wants blocks of a group that does not exist")

@@ -165,7 +165,7 @@ class PeerSource:
             failed = True
             if not isinstance(error, TransferFailed):
                 log.exception("a transfer failed unexpectedly")
-            self._warnings.add(f"{error}; what did not arrive is computed")
+            self._warnings.add(f"{error}; missing blocks are computed")
         finally:
             with self._lock:
                 self._fetches += 1

@@ -90,4 +90,4 @@ async def _probability(call: Call, prompt: list[int], closed: list[int]) -> floa
             if not rest:
                 return ends
             return ends / (ends + math.exp(min(0.0, top.get(rest[0], least))))
-    raise GalleyError("the language model gave no probabilities")
+    raise GalleyError("the language model returned no probabilities")

@@ -223,7 +223,7 @@ def whisper_info(settings: EngineSettings, folder: Path) -> ModelInfo:
     program = build_program(checkpoint.config, checkpoint.weights())
     speech = read_speech(checkpoint.config, checkpoint.generation, program)
     if speech is None or len(checkpoint.eos_token_ids) != 1:
-        raise CheckpointError("is no Whisper model with one end token", file=str(folder))
+        raise CheckpointError("is not a Whisper model with one end token", file=str(folder))
     speech = msgspec.structs.replace(speech, alignment_heads=())
     trained = int(checkpoint.config["max_target_positions"])
     context = settings.max_model_len or trained

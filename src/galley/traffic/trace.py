@@ -102,7 +102,7 @@ def read_trace(place: Path, unit: Unit = "auto") -> list[Turn]:
     files = sorted(place.glob("trace-*.jsonl")) if place.is_dir() else [place]
     lines = [line for file in files for line in _lines(file)]
     if not lines:
-        raise SettingsError(f"{place}: no line of a trace in it")
+        raise SettingsError(f"{place}: it has no line of a trace")
     if unit == "auto":
         known = any(line.hash_ids is not None or line.session_id for line in lines)
         unit = "ms" if known else "s"

@@ -367,7 +367,7 @@ class Conversation:
         item = self._items.named(item_id)
         if item.role != "assistant" or not item.spoken:
             raise RequestError(
-                f"item {item_id[:100]!r} is no audio of the assistant", param="item_id"
+                f"item {item_id[:100]!r} is not audio of the assistant", param="item_id"
             )
         item.cut(milliseconds)
         about = {"item_id": item_id, "content_index": 0, "audio_end_ms": milliseconds}
