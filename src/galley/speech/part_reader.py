@@ -9,7 +9,7 @@ from galley.speech.hallucination import find_invented
 from galley.speech.options import TranscribeOptions
 from galley.speech.part import ChunkJob, Part
 from galley.speech.results import Segment, Word
-from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
+from galley.speech.tokens import LEAST_STEP, DecodedText, SpeechTokens
 from galley.speech.word_times import time_words
 from galley.types.audio import Alignment
 
@@ -41,7 +41,7 @@ class PartReader:
         part.decoded = transcript.segments
         part.rest = self._rest(job, part, transcript)
 
-    def _rest(self, job: ChunkJob, part: Part, transcript: Transcript) -> float | None:
+    def _rest(self, job: ChunkJob, part: Part, transcript: DecodedText) -> float | None:
         """Return the time in the chunk from which speech is left to transcribe; None if none is left.
 
         The speech detector decides this. If the whole recording counts as speech, the model's transcript
