@@ -59,7 +59,7 @@ _SAMPLE_BYTES: Final = 128 << 20
 _LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
-"""Bytes of weights that can stay in the CPU's caches, so that memory bandwidth is no bound."""
+"""Bytes of weights that can stay in the CPU's caches, so that memory bandwidth does not limit the speed."""
 
 _SHORTEST: Final = 1e-6
 """Shortest time in seconds that is measured."""

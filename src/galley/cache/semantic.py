@@ -22,7 +22,7 @@ from galley.cache.question import Placed, Question
 from galley.cache.store import Store
 
 _EMBED_SECONDS: Final = 1.0
-"""Time for a vector or a score, after which requests go on without one."""
+"""Time for a vector or a score, after which requests continue without one."""
 _CANDIDATES: Final = 8
 """Near questions whose facts are compared, the nearest first."""
 _RANKED: Final = 4

@@ -114,4 +114,4 @@ class Store(Protocol):
         """Return what is stored. Raises StoreError."""
 
     async def close(self) -> None:
-        """Write what is not written yet, and let go of the store. Idempotent."""
+        """Write what is not written yet, and close the store. Idempotent."""

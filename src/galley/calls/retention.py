@@ -44,7 +44,7 @@ def parse_rule(text: str) -> Rule:
     """Return the rule that ``audio=0d`` or ``TENANT:transcript=30d`` stands for.
 
     Raises:
-        SettingsError: it is no rule.
+        SettingsError: it is not a rule.
     """
     match = _RULE.fullmatch(text)
     if match is None or match["kind"] not in KINDS:

@@ -115,7 +115,7 @@ def _outcome(name: str, lab: Lab) -> Outcome:
 
 
 def find(name: str, lab: Lab) -> Outcome:
-    """Run an experiment. Whatever is raised ends this one alone: the others may go on for minutes."""
+    """Run an experiment. An exception ends only this one: the others may still take minutes."""
     try:
         finding = experiment_of(name).run(lab)
     except GalleyError as error:

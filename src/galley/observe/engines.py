@@ -119,7 +119,7 @@ class EngineTotals:
     def observe(self, replica: ReplicaStatus) -> None:
         """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
         totals = self.of(replica)
-        # The counters of a remote replica go on when the connection to it is lost.
+        # The counters of a remote replica continue when the connection to it is lost.
         restarts = 0 if replica.remote else replica.restarts
         if totals.observe(replica.stats, restarts):
             self.batch_sequences.observe(replica.stats.batch_sequences)

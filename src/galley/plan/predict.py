@@ -46,7 +46,7 @@ class Prediction:
         step: seconds of a decode step of all requests. No times include reads of experts from disk.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
         bound: the limit that takes most of the time, prompts included.
-        tokens_per_second, requests_per_second: in all; tokens are output tokens.
+        tokens_per_second, requests_per_second: totals; tokens are output tokens.
         cost: US dollars for a million output tokens; None without a price.
 
     Where no output is requested, ``ttft`` is until a text's vector or score, and tokens are those of texts.

@@ -59,7 +59,7 @@ def read_texts(
         llm: its tokenizer and chat template turn the file into tokens.
         path: the file.
         context: tokens of a window at most.
-        tokens: in all.
+        tokens: total number.
         mark_answers: mark the assistant's tokens; windows that have none are left out.
 
     Raises:

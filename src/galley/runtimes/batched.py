@@ -19,7 +19,7 @@ from galley.types import FinishReason
 
 _GATHER_SECONDS: Final = 0.004
 _GATHER_MOST: Final = 0.02
-"""How long a batch waits for another text to arrive, and for how long in all.
+"""How long a batch waits for another text to arrive, and the total of these waits.
 
 Texts that arrive together, such as the parts of a recording, would otherwise be two batches: the first
 text, and all others after it.
@@ -130,7 +130,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
         self._newest = job.arrival
 
     def end(self, request_id: str) -> None:
-        """Drop a text: its batch goes on without it, where the library can."""
+        """Drop a text: its batch continues without it, where the library can."""
         job = self._jobs.pop(request_id)
         job.cancelled = True
         if job in self._waiting:

@@ -181,7 +181,7 @@ class Replica:
             self._link.kill()
 
     async def close(self) -> None:
-        """End the engine for good."""
+        """End the engine, and start no other."""
         self._set_state("closed")
         if self._task:
             self._task.cancel()

@@ -157,7 +157,7 @@ class LiveSession:
         self._drop_audio()
 
     def end_after(self, turn: int, silence_ms: int) -> None:
-        """End a turn that has paused once its silence has lasted long enough, unless speech goes on.
+        """End a turn that has paused once its silence has lasted long enough, unless speech continues.
 
         Args:
             turn: the number of the turn. Without a pause in it, nothing happens.

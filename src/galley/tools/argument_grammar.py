@@ -125,7 +125,7 @@ def python_arguments(builder: Builder, tool: Tool) -> str:
 
 
 def _any_text(builder: Builder) -> str:
-    """Add rules for text up to its end marker, without other texts that a parser would take for it."""
+    """Add rules for text up to its end marker, without other texts that a parser would mistake for it."""
     ends = "|".join(re.escape(end).replace("/", "\\/") for end in (PARAMETER, FUNCTION_END))
     builder.terminals["VALUE"] = rf"/(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
     end = builder.literal(f"\n{PARAMETER_END}")

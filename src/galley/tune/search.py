@@ -18,7 +18,7 @@ from galley.tune.trials import Trial
 
 VERSION: Final = 1
 ETA: Final = 3
-"""In each round a third of the candidates go on, on three times as much of the trace."""
+"""In each round, a third of the candidates continue, on three times as much of the trace."""
 
 ROUNDS: Final = 3
 
@@ -99,9 +99,9 @@ def forecast_factor(forecast: Forecast, goal: Sequence[Limit]) -> float:
 
 
 def rounds(count: int, turns: int) -> list[tuple[int, int]]:
-    """Return (candidates, turns) of each round for so many candidates and turns in all.
+    """Return (candidates, turns) of each round for this total number of candidates and turns.
 
-    A round after which all of its candidates would go on decides nothing, and is left out.
+    A round after which all of its candidates would continue decides nothing, and is left out.
     """
     sizes = [max(1, count // ETA**number) for number in range(ROUNDS)]
     parts = [math.ceil(turns / ETA ** (ROUNDS - 1 - number)) for number in range(ROUNDS)]

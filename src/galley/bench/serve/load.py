@@ -84,7 +84,7 @@ async def closed_loop(
         client: client of the server.
         requests: taken one by one.
         concurrency: how many at a time.
-        count: how many in all; None is no bound.
+        count: total number; None: unlimited.
         seconds: none is started later than this.
         on_end: called at the end of each request.
 

@@ -277,7 +277,7 @@ def _read(path: Path, start: int, most: int) -> bytes:
 
 
 def _shorten(path: Path, most: int = _MOST_LOG_BYTES) -> None:
-    """Move the contents of a log that has become long to ``log.old``; the process goes on appending."""
+    """Move the contents of a log that has become long to ``log.old``; the process continues to append."""
     with suppress(OSError):
         if _size(path) > most:
             shutil.copyfile(path, path.with_name(f"{path.name}.old"))

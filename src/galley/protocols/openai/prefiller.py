@@ -66,7 +66,7 @@ async def prefilled(
         The body, with the ``kv_transfer_params`` of the prefill server's answer if there are any.
 
     Raises:
-        RequestError: the header is no address, or none that this server fetches keys and values from.
+        RequestError: the header is not an address from which this server fetches keys and values.
     """
     settings, where = served.settings, headers.get(HEADER)
     fetches = settings.role in ("decode", "both")

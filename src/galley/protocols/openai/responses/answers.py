@@ -194,7 +194,7 @@ class ResponseAnswer:
             params, conversation = parsed.sampling(), parsed.as_conversation(earlier)
             shared = isinstance(store, SharedResponses) and parsed.store is not False
             if shared and params.seed is None:
-                # Another server may have to go on with it.
+                # Another server may have to continue it.
                 seed = secrets.randbits(_SEED_BITS) if again is None else again.seed
                 params = msgspec.structs.replace(params, seed=seed)
             call.check_early(0)
