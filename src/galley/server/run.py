@@ -168,16 +168,16 @@ class _Run:
             lambda admission: HttpProtocol(self._host, self._door, admission),
             self._encryption,
         )
-        signalled = asyncio.create_task(self._signals.get())
+        signaled = asyncio.create_task(self._signals.get())
         try:
             code = await self._open_grpc()
             if code is None:
-                code = await self._start(signalled)
+                code = await self._start(signaled)
             if code is None:
-                await signalled
+                await signaled
                 code = await self._drain()
         finally:
-            signalled.cancel()
+            signaled.cancel()
             reloading.cancel()
             # Engines first, so that waiting clients get an error instead of a dropped connection.
             await self._models.close()
@@ -200,11 +200,11 @@ class _Run:
         say(f"gRPC listens on {self._settings.host}:{port}")
         return None
 
-    async def _start(self, signalled: asyncio.Task[int]) -> int | None:
+    async def _start(self, signaled: asyncio.Task[int]) -> int | None:
         """Start the models while HTTP already answers; return an exit code if the server has to stop."""
         say(f"Galley {__version__} listens on {self._url}")
         start = asyncio.create_task(self._models.start(self._print_phase, self._print_ledger))
-        await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({start, signaled}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)
