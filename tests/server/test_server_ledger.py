@@ -139,4 +139,4 @@ def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: 
         )
     assert done.returncode == 1, done.stderr
     assert re.search(r"(one|two) does not fit in memory: it needs 6\d\d", done.stderr), done.stderr
-    assert done.stdout.count("in all") == 1  # the ledger of the other model
+    assert done.stdout.count("  total ") == 1  # the ledger of the other model
