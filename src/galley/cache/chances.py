@@ -8,7 +8,7 @@ _Z: Final = 1.959964
 
 
 def at_least(count: int, of: int, share: float) -> float:
-    """Return the probability of so many or more in a binomial distribution.
+    """Return the probability of this many or more in a binomial distribution.
 
     Args:
         count: the least number of successes.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _IN_THREAD: Final = 1_000_000
 """Numbers in a matrix from which on its product is computed by a thread."""
 _SPARE: Final = 4
-"""A matrix is halved once so many times the rows in use would fit."""
+"""A matrix is halved once this many times the rows in use would fit."""
 
 
 class Candidate(NamedTuple):

@@ -171,7 +171,7 @@ class RemoteEmbedder:
         """Return the vector of each text, as float32; None if the server does not take one of them.
 
         Raises:
-            StoreError: the server cannot be used, or has not answered after so many seconds.
+            StoreError: the server cannot be used, or has not answered after this many seconds.
         """
         body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         request = urllib.request.Request(  # noqa: S310 - the scheme is checked above

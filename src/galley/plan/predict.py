@@ -146,7 +146,7 @@ def predict(
 
 
 def _cost(machine: Machine, tokens: float) -> float | None:
-    """Return the cost of a million tokens at so many a second; None: the machine has no price."""
+    """Return the cost of a million tokens at this many a second; None: the machine has no price."""
     return None if machine.price is None else machine.price / 3600 / tokens * 1e6
 
 
@@ -197,7 +197,7 @@ def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None
 
 
 def _bound(steps: Sequence[tuple[Step, int]]) -> Bound:
-    """Return the limit that takes most seconds of steps, each taken so many times."""
+    """Return the limit that takes most seconds of steps, each taken the given number of times."""
     total: dict[Bound, float] = {}
     for step, times in steps:
         for cause, seconds in step.causes.items():

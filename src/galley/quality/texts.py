@@ -50,7 +50,7 @@ class Texts:
 def read_texts(
     llm: LLM, path: Path, *, context: int, tokens: int, mark_answers: bool = False
 ) -> Texts:
-    """Read the beginning of a file, up to so many tokens.
+    """Read the beginning of a file, up to this many tokens.
 
     A file that ends in .jsonl has a text on each line: ``{"text": ...}``, a chat log ``{"messages": ...}``,
     or a question with its answer, ``{"prompt": ..., "answer": ...}``. Any other is one text in UTF-8.

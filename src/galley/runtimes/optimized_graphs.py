@@ -163,7 +163,7 @@ class OptimizedGraph:
     def _consider(
         self, model: T, graph: bytes, optimizing: float, load: Callable[[bytes], T]
     ) -> None:
-        """Keep the graph of a model that was optimized in so many seconds, or record why not."""
+        """Keep the graph of a model that was optimized in this many seconds, or record why not."""
         reason = _TOO_LARGE
         if graph:
             other, loading = _timed(lambda: load(graph))

@@ -137,7 +137,7 @@ class FrontDoor:
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
     async def close(self, seconds: float) -> None:
-        """Stop accepting, and close the connections, which have so many seconds for their output."""
+        """Stop accepting, and close the connections, which have this many seconds for their output."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for connection in list(self.connections):

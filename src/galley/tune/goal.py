@@ -16,7 +16,7 @@ _LIMIT: Final = re.compile(r"(\w+)\s+p(\d+(?:\.\d+)?)\s*<=?\s*(\d+(?:\.\d+)?)\s*
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A quantile of a latency may be so many seconds at most.
+    """A quantile of a latency must not exceed this many seconds.
 
     Attributes:
         metric: "ttft", "tpot" or "latency".

@@ -130,7 +130,7 @@ class Job:
         return cls(wanted, model, bench, tuning, file)
 
     def size(self, count: int) -> int:
-        """Return the requests of all rounds with so many candidates in the first."""
+        """Return the requests of all rounds with this many candidates in the first."""
         return sum(number * part for number, part in rounds(count, len(self.wanted.turns)))
 
     def search(

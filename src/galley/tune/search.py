@@ -50,7 +50,7 @@ class Tuning(msgspec.Struct, kw_only=True):
     trials: list[Trial] = []
 
     def trial(self, candidate: Candidate, turns: int) -> Trial | None:
-        """Return the trial of a candidate on so many turns; None: there is none, or it failed."""
+        """Return the trial of a candidate on this many turns; None: there is none, or it failed."""
         found = (t for t in self.trials if t.candidate == candidate and t.turns == turns)
         return next((trial for trial in found if not trial.problem), None)
 
@@ -131,7 +131,7 @@ def search(
         goal: what is to be met.
         count: candidates of the first round.
         turns: of the whole trace.
-        measure: measures a candidate on so many turns.
+        measure: measures a candidate on this many turns.
         on_trial: called with each trial, measured now or before.
     """
 

@@ -57,7 +57,7 @@ def divide(program: Program, rank: int, ranks: int) -> Divided:
     The logits are whole at rank 0 only.
 
     Raises:
-        SettingsError: the model cannot be divided among so many ranks; the message says why.
+        SettingsError: the model cannot be divided among this many ranks; the message says why.
     """
     if program.encoder is not None:
         raise SettingsError(
