@@ -1,4 +1,4 @@
-"""What ``galley bench serve`` measured of one replica, for the calibration of a simulation."""
+"""Measurements of one replica by ``galley bench serve``, for the calibration of a simulation."""
 
 from pathlib import Path
 from typing import Final

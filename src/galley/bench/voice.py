@@ -30,7 +30,7 @@ PARTS: Final = {
     "first words": "first_words_ms",
     "first audio made": "first_audio_ms",
 }
-"""What has to be ready -> the field of the event :data:`_TIMING` that says when it was.
+"""Stage of an answer -> the field of the event :data:`_TIMING` with its time.
 
 All times are from the end of speech, as the server found it: the parts overlap.
 """
@@ -64,7 +64,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What every caller does.
+    """The behavior of every caller.
 
     Attributes:
         url: the server's, such as http://127.0.0.1:8000.

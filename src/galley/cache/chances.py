@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 _Z: Final = 1.959964
-"""Of intervals of 95 %."""
+"""Normal deviate of intervals of 95 %."""
 
 
 def at_least(count: int, of: int, share: float) -> float:

@@ -99,7 +99,7 @@ def _refused(header: str, value: str, takes: str) -> RequestError:
 
 @dataclass
 class Outcome:
-    """What the cache did for one request.
+    """The cache's result for one request.
 
     Attributes:
         hits: texts that were answered from the store, or by an equal request that is running.

@@ -42,7 +42,7 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """What is looked up: requests of one caller, and how they may be answered.
+    """One look-up: requests of one caller, and how they may be answered.
 
     Attributes:
         requests: with their tenant's fields.
@@ -66,7 +66,7 @@ class Lookup:
 
 
 class _Search(NamedTuple):
-    """What was found of a question: its place among others, and another's answer."""
+    """The result for a question: its place among others, and another's answer."""
 
     placed: Placed | None = None
     near: "Near | None" = None

@@ -16,7 +16,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a store may keep; the least recently used entries make room.
+    """The limits of a store; the least recently used entries are evicted.
 
     Attributes:
         bytes: size of all entries.
@@ -66,7 +66,7 @@ class Kept(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a store keeps."""
+    """The size of a store: its entries and their bytes."""
 
     entries: int
     bytes: int

@@ -35,7 +35,7 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What to make of each call.
+    """The results to make for each call.
 
     Attributes:
         transcribe: options of the transcription, with word times.

@@ -21,7 +21,7 @@ SCHEMA: Final[dict[str, Any]] = {
     "required": ["summary", "topics", "sentiment", "resolved", "next_steps"],
     "additionalProperties": False,
 }
-"""What a ticket has by default."""
+"""The schema of a ticket by default."""
 
 _INSTRUCTION: Final = (
     "Write a ticket about this telephone call as JSON. Take everything from the transcript, and invent "

@@ -94,7 +94,7 @@ class BlockServer:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was sent, by field of :class:`EngineStats`."""
+        """Counts of what was sent, by field of :class:`EngineStats`."""
         return {
             "kv_sent_blocks": self._sent_blocks,
             "kv_sent_bytes": self._sent_bytes,

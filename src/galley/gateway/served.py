@@ -366,7 +366,7 @@ class ServedModel:
 
     @property
     def releases(self) -> Sequence[ReleaseStatus]:
-        """What each release of the model has to do; empty without releases."""
+        """The pending work of each release of the model; empty without releases."""
         backends = [*self._retired, *([] if self._backend is None else [self._backend])]
         return merged([backend.engine.releases for backend in backends])
 

@@ -35,7 +35,7 @@ _MODULES_OF: Final = {
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an experiment.
+    """The outcome of an experiment.
 
     Attributes:
         finding: what it found; None: it could not be run.

@@ -60,7 +60,7 @@ class Job(Generic[Writing]):
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[Writing]):
-    """What a worker reports about a job; the attributes are those of :class:`Advance`."""
+    """A worker's report about a job; the attributes are those of :class:`Advance`."""
 
     job: Job[Writing]
     tokens: Sequence[int] = ()

@@ -40,7 +40,7 @@ _UNSUPPORTED: Final = (
 
 
 class _Key(NamedTuple):
-    """What the transcripts of a batch have in common, most of it arguments of the library's function.
+    """The parameters that the transcripts of a batch share, most of them the library function's.
 
     Attributes:
         frames: frames of the audio.

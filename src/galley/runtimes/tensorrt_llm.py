@@ -71,7 +71,7 @@ class TensorRTOptions(PrefixOptions, kw_only=True):
 
 
 class _News(NamedTuple):
-    """What a text's reader reports; ``error`` describes a failure."""
+    """A report of a text's reader; ``error`` describes a failure."""
 
     id: str
     tokens: list[int]

@@ -58,7 +58,7 @@ class Audio(Protocol):
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with the recording, as far as it was read."""
+        """Faults of the recording, as far as it was read."""
 
     @property
     def seconds(self) -> float:

@@ -26,7 +26,7 @@ _KEY: Final = re.compile(r"[^<>\s]+")
 
 
 class Builder(Protocol):
-    """What the functions here need to build a grammar."""
+    """The context in which these functions build a grammar."""
 
     terminals: dict[str, str]
 

@@ -61,7 +61,7 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """What tells the line from others; its texts are bound to it."""
+        """Identifies the line; its texts are bound to it."""
         return f"{self.timestamp!r} ms, {self.input_length} and {self.output_length} tokens"
 
 

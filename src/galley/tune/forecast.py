@@ -1,4 +1,4 @@
-"""What the plan predicts of candidates on recorded traffic, before anything is measured."""
+"""The plan's predictions for candidates on recorded traffic, before anything is measured."""
 
 import dataclasses
 import math

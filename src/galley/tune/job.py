@@ -40,7 +40,7 @@ _TOKENS: Final = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be tuned.
+    """The arguments of a tuning job.
 
     Attributes:
         settings: of the engine, whose other values stay as they are.

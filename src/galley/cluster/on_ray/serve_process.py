@@ -38,7 +38,7 @@ _PARENT_DEATH_SIGNAL: Final = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 
 _LISTENS: Final = re.compile(rb"Galley \S+ listens on ")
-"""What the process prints once it accepts connections and handles signals."""
+"""Matches the line that the process prints once it accepts connections and handles signals."""
 
 _START_FAILED: Final = 1
 """Exit code of a process that could not start."""

@@ -1,4 +1,4 @@
-"""What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
+"""A rank other than the first: loads its part of the model and computes the steps that it is sent.
 
 One thread reads frames, the main thread computes steps, and a third one packs adapters and copies blocks
 for rank 0, so that steps do not wait for these. ``service/rank.py`` is its process.

@@ -24,7 +24,7 @@ from galley.graph.program import KVLayout, Op, Program
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What one rank computes.
+    """The part of a program that one rank computes.
 
     Attributes:
         rank, ranks: its number, and how many there are.
