@@ -140,9 +140,9 @@ def test_texts_are_the_same_if_steps_follow_others_early(
     prompts = [random_ids(50 + n, n) for n in (3, 9, 5)]
     texts = []
     for ahead in (True, False):
-        settings = {"executor": "gpu", "device": DEVICE, "speculation": "off", "threads": 1}
+        settings: dict[str, Any] = {"executor": "gpu", "device": DEVICE, "speculation": "off"}
         with LLM(
-            checkpoint("llama-mqa-odd"), dtype="float32", kv_cache_tokens=256, **settings
+            checkpoint("llama-mqa-odd"), dtype="float32", kv_cache_tokens=256, threads=1, **settings
         ) as llm:
             if not ahead:
                 monkeypatch.setattr(llm._local.engine, "_following", None)
