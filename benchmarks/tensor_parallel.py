@@ -93,7 +93,9 @@ def parallel(wanted: argparse.Namespace, program: Program) -> ParallelExecutor:
     own = part_of(parts[0], program, wanted.kind, shared)
     loaded = [link.loaded() for link in links]
     os.close(file)
-    return ParallelExecutor(own, parts, links, loaded, shared, lambda: None)
+    return ParallelExecutor(
+        own, parts, links, loaded, shared, here=wanted.ranks, on_close=lambda: None
+    )
 
 
 def batch_of(vocab: int, sequences: int, first: int, count: int) -> Batch:
