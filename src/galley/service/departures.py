@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from galley.errors import Conflict, RequestError
@@ -91,9 +91,10 @@ class Departures:
 
     async def _fetched(self, replica: Replica, moved: dict[str, int]) -> None:
         """Wait until requests have gone on elsewhere, which fetches blocks from the replica before that."""
-        until = time.monotonic() + _FETCH_SECONDS
-        while replica.offers is not None and self._book.waits(moved) and time.monotonic() < until:
-            await asyncio.sleep(_POLL_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FETCH_SECONDS):
+                while replica.offers is not None and self._book.waits(moved):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)
 
     async def _remove(self, replica: Replica) -> None:
         await replica.close()
