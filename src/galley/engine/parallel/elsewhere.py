@@ -146,6 +146,7 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -
         channel.close()
         return
     begin = place.begin(received)
+    log.info("rank %d of %d", begin.rank, begin.ranks)
 
     def meet() -> Group:
         if samples_digest(place.folder) != begin.contents:

@@ -104,15 +104,14 @@ class ParallelFactory:
 
             def begin(part: Divided) -> bytes:
                 frame = self._begin(part, options, shares[part.rank])
-                return encode(frame if remote is None else remote.told(frame))
+                return encode(frame if remote is None else remote.named(frame))
 
             for part, (connection, child) in zip(parts[1 : self._here], children, strict=True):
                 links.append(RankLink(part.rank, connection, shared, waiting_for(child)))
                 links[-1].send(begin(part))
             if remote is not None:
                 for part in parts[self._here :]:
-                    stream = remote.connect(part.rank)
-                    links.append(RankLink(part.rank, stream, shared, None))
+                    links.append(RankLink(part.rank, remote.connect(part.rank), shared, None))
                     links[-1].send(begin(part))
                 closing.append(remote.mesh(memory, shared, SLOT_BYTES).close)
             closing.append(run_on(self._cpus[0]))

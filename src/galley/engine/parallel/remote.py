@@ -44,8 +44,8 @@ class RemoteRanks:
         self._contents = samples_digest(folder)
         self._deadline = time.monotonic() + START_SECONDS
 
-    def told(self, begin: Begin) -> Begin:
-        """Return the first frame of a rank with what it needs to know of these."""
+    def named(self, begin: Begin) -> Begin:
+        """Return the first frame of a rank with the addresses of these."""
         return msgspec.structs.replace(
             begin, session=self._session, elsewhere=self.addresses, contents=self._contents
         )
