@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "pull": "pull:pull",
     "qat": "qat:qat",
     "quantize": "quantize:quantize",
+    "rank": "rank:rank",
     "replay": "replay:replay",
     "replica": "replica:replica",
     "rm": "pull:rm",

@@ -91,6 +91,7 @@ def read_draft(
         expert_cache_bytes=None,
         tensor_parallel=1,
         tensor_parallel_cpus=(),
+        tensor_parallel_rank=(),
     )
     model = read_model(own, place, executor)
     model = model._replace(program=dataclasses.replace(model.program, aligner=None))

@@ -95,7 +95,7 @@ class Seals:
         self._sent += 1
         return seal(self._sends, self._sent - 1, *parts)
 
-    def check(self, body: "bytes | bytearray", sealed: "bytes | bytearray") -> None:
+    def check(self, body: "bytes | bytearray | memoryview", sealed: "bytes | bytearray") -> None:
         """Raise BadFrame unless this is the next frame of the other side, and the hash that follows it."""
         if not hmac.compare_digest(seal(self._receives, self._received, body), sealed):
             raise BadFrame("a frame was changed on its way")

@@ -79,8 +79,6 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
     what = f"{ledger.state_slots:,} of {each}, running and of prefixes"
-    if ledger.ranks > 1:
-        what += "; every rank computes convolution and recurrence whole, and has all states"
     return [("states", ledger.states, what)]
 
 

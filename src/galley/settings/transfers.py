@@ -67,18 +67,6 @@ class TransferSettings(CacheSettings):
         "Cluster",
         "seconds in which a prefill_replica must compute a prompt; after that, it is computed here",
     )
-    cluster_token_file: str = setting(
-        "",
-        "Cluster",
-        "file with the secret by which servers and replicas on other machines recognize each other",
-    )
-    cluster_ca: str = setting(
-        "",
-        "Cluster",
-        "certificate authority in PEM of all machines' certificates; encrypts the connections between them",
-    )
-    cluster_cert: str = setting("", "Cluster", "this machine's certificate in PEM, for cluster_ca")
-    cluster_key: str = setting("", "Cluster", "private key of cluster_cert in PEM, unencrypted")
 
     def __post_init__(self) -> None:
         super().__post_init__()
