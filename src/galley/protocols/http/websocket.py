@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,10 +33,11 @@ class EventSocket:
         received: size in bytes of the last object received.
     """
 
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: WebSocket, checks: Sequence[Callable[[], None]] = ()) -> None:
+        """Wrap a socket; ``checks`` raise ApiError when the client may no longer send."""
         self.received = 0
         self._socket = socket
-        self._checks: list[Callable[[], None]] = socket.scope["state"]["checks"]
+        self._checks = checks
         self._checked = time.monotonic()
 
     async def receive(self, seconds: float) -> dict[str, Any] | None:

@@ -198,8 +198,10 @@ def _connections(models: Registry, store: Responses) -> Sequence[BaseRoute]:
             return
         await socket.accept()
         own = ConnectionResponses(kept, caller.tenant.name)
-        record = socket.scope["state"]["part_ended"]
-        connection = Connection(EventSocket(socket), models, caller, store, own, record)
+        state = socket.scope["state"]
+        connection = Connection(
+            EventSocket(socket, state["checks"]), models, caller, store, own, state["part_ended"]
+        )
         await connection.serve(models.lifecycle)
 
     return [
