@@ -110,6 +110,8 @@ class Connection:
             code = NOT_ALLOWED
             with suppress(ClientGone):
                 await self._refuse(error, None)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
         except Exception:
             log.exception("the WebSocket of %s failed", self._caller.request_id)
             code = INTERNAL_ERROR
