@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from galley.protocols.openai.responses.connection import MOST_LANES, MOST_UNFINISHED
+from galley.protocols.openai.responses.connection import MOST_INVALID, MOST_LANES, MOST_UNFINISHED
 from galley.protocols.openai.responses.summaries import content_of, summary_of
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.serving import Server, until
@@ -287,6 +287,32 @@ def test_waiting_requests_hold_no_more_than_one_body(client: Client) -> None:
         client.answer(input="x" * 300_000)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+def test_a_client_that_sends_no_requests_is_closed(client: Client) -> None:
+    for _ in range(MOST_INVALID):
+        client.socket.send("{}")
+        assert client.event()["status"] == 400
+    assert client.answer(input="x")["output"]
+    for _ in range(MOST_INVALID + 1):
+        client.socket.send("{}")
+    ends = [client.event()["error"]["message"] for _ in range(MOST_INVALID + 1)]
+    assert "events in a row were no requests" in ends[-1]
+    with pytest.raises(ConnectionClosed):
+        client.event()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/response", "/v1/responses/compact", "/v1/chat/completions", "/"]
+)
+def test_a_websocket_elsewhere_is_told_where_it_belongs(server: Server, path: str) -> None:
+    url = f"ws://127.0.0.1:{server.port}{path}"
+    with pytest.raises(InvalidStatus) as refused:
+        connect(url, additional_headers=bearer(key_of("a")))
+    assert refused.value.response.status_code == 404
+    message = json.loads(refused.value.response.body)["error"]["message"]
+    assert path in message
+    assert "/v1/responses" in message.partition(";")[2]
 
 
 def test_limits_of_a_tenant_hold_for_each_request(server: Server) -> None:

@@ -42,7 +42,8 @@ MOST_SECONDS: Final = 3600.0
 
 MOST_LANES: Final = 32
 MOST_UNFINISHED: Final = 16
-"""Bounds for each connection: lanes with a name, and unfinished requests."""
+MOST_INVALID: Final = 64
+"""Bounds for each connection: lanes with a name, unfinished requests, and invalid events in a row."""
 
 _OK: Final = 200
 _CREATE: Final = "response.create"
@@ -162,6 +163,7 @@ class Connection:
     async def _listen(self) -> str:
         """Begin the client's requests until it is silent or gone; return the reason."""
         idle = self._models.settings.live_idle_seconds
+        invalid = 0
         while True:
             event: dict[str, Any] = {}
             try:
@@ -170,10 +172,17 @@ class Connection:
                     return ""
                 event = received
                 self._begin(event)
+                invalid = 0
             except TimeoutError:
                 if not self._tasks:
                     return f"nothing received for {idle:g} s"
             except (RequestError, QueueFull) as error:
+                # Each is logged and answered, which costs more than sending it.
+                invalid += 1
+                if invalid > MOST_INVALID:
+                    raise ApiError(
+                        400, f"More than {MOST_INVALID} events in a row were no requests"
+                    ) from None
                 caller, lane = self._caller.again(secrets.token_hex(12)), event.get("stream_id")
                 lane = lane if isinstance(lane, str) else None
                 await self._fail(error, caller, lane, event.get("previous_response_id"))
