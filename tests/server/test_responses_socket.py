@@ -104,6 +104,13 @@ def client(server: Server) -> Iterator[Client]:
         yield connected
 
 
+def closed_with(client: Client) -> int:
+    with pytest.raises(ConnectionClosed) as closed:
+        client.event()
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code
+
+
 def text_of(response: dict[str, Any]) -> list[Any]:
     return [item.get("content") for item in response["output"]]
 
@@ -283,10 +290,8 @@ def test_waiting_requests_hold_no_more_than_one_body(client: Client) -> None:
     ends = [client.end() for _ in range(3)]
     codes = [event["error"]["code"] for event in ends if event["type"] == "error"]
     assert sorted(codes) == ["context_length_exceeded", "queue_full"]
-    with pytest.raises(ConnectionClosed) as closed:
-        client.answer(input="x" * 300_000)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
+    client.send(input="x" * 300_000)
+    assert closed_with(client) == 1009
 
 
 def test_a_client_that_sends_no_requests_is_closed(client: Client) -> None:
@@ -361,10 +366,7 @@ def test_a_removed_key_ends_its_connections(server: Server, keys: KeyFile) -> No
         time.sleep(1.1)  # how often the file is looked at
         refused = client.error(input="x")
         assert refused["status"] == 401
-        with pytest.raises(ConnectionClosed) as closed:
-            client.event()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1008
+        assert closed_with(client) == 1008
 
 
 @pytest.mark.parametrize(
@@ -389,24 +391,25 @@ def test_a_get_without_a_websocket_says_what_it_is_for(server: Server) -> None:
     assert answer.headers["upgrade"] == "websocket"
 
 
-def test_a_server_that_stops_finishes_what_it_has_begun(tmp_path: Path) -> None:
+def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Path) -> None:
     folder = make_calling(tmp_path / "calling", max_position_embeddings=1024)
     keys = KeyFile(tmp_path / "keys", a={})
-    with (
-        Server(folder, tmp_path / "log", threads=1, api_key_file=keys.path) as server,
-        Client(server) as client,
-        Client(server) as idle,
-    ):
-        client.send(input="Tell me all.", max_output_tokens=60)
-        assert client.event()["type"] == "response.created"
-        server.process.send_signal(signal.SIGTERM)
-        assert client.end()["response"]["output"]
-        for one in (client, idle):
-            with pytest.raises(ConnectionClosed) as closed:
-                one.event()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 1001
-        assert server.process.wait(30) == 0
+    flags: dict[str, Any] = {"threads": 1, "api_key_file": keys.path, "live_idle_seconds": 2}
+    with Server(folder, tmp_path / "log", **flags) as server:
+        with Client(server) as idle:
+            assert idle.answer(input="x")["output"]
+            assert closed_with(idle) == 1000
+        with Client(server) as client, Client(server) as idle:
+            stopped_while_answering(server, client, idle)
+
+
+def stopped_while_answering(server: Server, client: Client, idle: Client) -> None:
+    client.send(input="Tell me all.", max_output_tokens=60)
+    assert client.event()["type"] == "response.created"
+    server.process.send_signal(signal.SIGTERM)
+    assert client.end()["response"]["output"]
+    assert closed_with(client) == closed_with(idle) == 1001
+    assert server.process.wait(30) == 0
 
 
 TALK: Any = [
