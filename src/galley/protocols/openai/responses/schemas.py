@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Strict
-from galley.protocols.common.prefixes import retained_seconds
+from galley.protocols.common.prefixes import PromptCacheOptions, retained_seconds
 from galley.protocols.common.structured_output import ANY_OBJECT, schema_grammar
 from galley.protocols.openai.responses.summaries import summary_of
 from galley.protocols.openai.responses.tools import ResponseTool, ToolName, full_name, model_tools
@@ -227,6 +227,7 @@ class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.input and self.previous_response_id is None:
@@ -235,7 +236,9 @@ class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
     @property
     def keep_seconds(self) -> float:
         """How long the prefix is to stay cached after the request."""
-        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
+        return retained_seconds(
+            self.prompt_cache_key, self.prompt_cache_retention, self.prompt_cache_options
+        )
 
     def items(self) -> list[InputItem]:
         """Return the request's items."""
@@ -281,11 +284,14 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
         Literal["in_memory", "24h"] | None,
         Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
     @property
     def keep_seconds(self) -> float:
         """How long the prefix is to stay cached after the request."""
-        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
+        return retained_seconds(
+            self.prompt_cache_key, self.prompt_cache_retention, self.prompt_cache_options
+        )
 
     @property
     def constrained_by(self) -> str:
