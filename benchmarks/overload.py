@@ -1,7 +1,7 @@
 """Measure goodput and refusals from half the sustainable request rate to four times that rate.
 
     python -m benchmarks.overload [MODEL] [--seconds 20] [--json FILE] [--results benchmarks/results/FILE]
-        [--factors 4,4,4,4] [--engine-policies other,batch]
+        [--factors 4,4,4,4,4,4] [--engine-policies other,batch,nice10]
 
 Starts a real ``galley serve``. The sustainable rate is the throughput of a closed loop of clients. After
 that requests arrive by a Poisson process at multiples of it, whether or not earlier ones have finished.
@@ -39,6 +39,7 @@ from benchmarks.http_load import Answer, Client
 from benchmarks.results_file import machine_file, put
 from benchmarks.serving import Server, percentile, serving
 from galley.machine import cpu_and_cores
+from galley.service.worker import NICENESS
 
 PATH: Final = "/v1/completions"
 FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
@@ -214,12 +215,14 @@ def scheduled(pid: int) -> tuple[float, float]:
 
 
 def set_policy(server: int, policy: str) -> None:
-    """Give all threads of a server's engines a scheduling policy: other, batch."""
+    """Give all threads of a server's engines a scheduling policy: other, batch, or such as nice10."""
+    niceness = int(policy.removeprefix("nice")) if policy.startswith("nice") else NICENESS
+    number = os.SCHED_BATCH if policy == "batch" else os.SCHED_OTHER
     for process in psutil.Process(server).children(recursive=True):
         if "galley.service.worker" in " ".join(process.cmdline()):
             for thread in process.threads():
-                number = getattr(os, f"SCHED_{policy.upper()}")
                 os.sched_setscheduler(thread.id, number, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
 
 
 def figures(results: dict[str, Any], command: str) -> list[Figure]:
@@ -295,7 +298,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--factors", default=",".join(map(str, FACTORS)))
     parser.add_argument(
-        "--engine-policies", default="other", help="other, batch, or both: one for each point"
+        "--engine-policies",
+        default="other",
+        help="other, batch, nice10, ...: several take turns, one for each point",
     )
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     parser.add_argument(
