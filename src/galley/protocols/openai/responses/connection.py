@@ -21,6 +21,7 @@ from galley.gateway.lifecycle import RETRY_SECONDS, Lifecycle
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError, envelope, to_api_error
 from galley.protocols.common.validate import validate
+from galley.protocols.http.body import in_thread_if_large
 from galley.protocols.http.caller import note_prompt
 from galley.protocols.http.errors import CLIENT_GONE, ClientGone
 from galley.protocols.http.websocket import (
@@ -171,7 +172,8 @@ class Connection:
                 if received is None:
                     return ""
                 event = received
-                self._begin(event)
+                work = partial(_request_of, event)
+                self._begin(*await in_thread_if_large(self._socket.received, work))
                 invalid = 0
             except TimeoutError:
                 if not self._tasks:
@@ -187,14 +189,13 @@ class Connection:
                 lane = lane if isinstance(lane, str) else None
                 await self._fail(error, caller, lane, event.get("previous_response_id"))
 
-    def _begin(self, event: dict[str, Any]) -> None:
+    def _begin(self, turn: _Turn, request: ResponseRequest) -> None:
         """Begin a request, or have it wait for the one before it in its lane.
 
         Raises:
-            RequestError: the event is not a valid request.
+            RequestError: the connection has too many lanes.
             QueueFull: too many requests of the connection are unfinished.
         """
-        turn, request = _request_of(event)
         if turn.stream_id is not None and turn.stream_id not in self._last:
             named = sum(name is not None for name in self._last)
             if named >= MOST_LANES:
