@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from galley.protocols.openai.responses.connection import MOST_INVALID, MOST_LANES, MOST_UNFINISHED
 from galley.protocols.openai.responses.summaries import content_of, summary_of
+from tests.missing import without
 from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.serving import Server, until
 from tests.tools.checkpoint import make_calling
@@ -389,6 +390,16 @@ def test_a_get_without_a_websocket_says_what_it_is_for(server: Server) -> None:
     answer = httpx.get(server.url + "/v1/responses", headers=bearer(key_of("a")))
     assert answer.status_code == 426
     assert answer.headers["upgrade"] == "websocket"
+
+
+def test_a_server_without_the_package_says_what_to_install(tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "calling", max_position_embeddings=64)
+    missing = without(tmp_path, "websockets")
+    with Server(folder, tmp_path / "log", environ=missing, threads=1) as server:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(f"ws://127.0.0.1:{server.port}/v1/responses")
+        assert refused.value.response.status_code == 501
+        assert b"galley-inference[speech]" in (refused.value.response.body or b"")
 
 
 def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """OpenAI's Responses API: ``/v1/responses``, over HTTP and WebSockets, and the stored responses."""
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Final
 
@@ -212,14 +211,16 @@ def _connections(models: Registry, store: Responses) -> Sequence[BaseRoute]:
 
 async def _no_upgrade(_: Request) -> Response:
     """Refuse a GET without a WebSocket, or one to a server without the package for WebSockets."""
-    if importlib.util.find_spec("websockets") is None:
+    try:
+        import websockets  # noqa: F401
+    except ImportError:
         raise ApiError(
             501,
-            "WebSockets need a package that is not installed; run: pip install "
+            "WebSockets need the package websockets, which is not installed on the server: pip install "
             "'galley-inference[speech]'",
             type="internal_error",
             code="websockets_not_installed",
-        )
+        ) from None
     raise ApiError(
         426,
         f"GET {response_answer.ENDPOINT} opens a WebSocket; send other requests by POST",
