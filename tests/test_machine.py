@@ -14,6 +14,7 @@ import pytest
 from galley.machine import (
     available_cores,
     available_memory,
+    oom_kills,
     raise_open_files,
     with_descendants,
 )
@@ -212,3 +213,17 @@ def test_open_files_where_a_limit_is_refused_that_is_not_reported(
     monkeypatch.setattr(resource, "setrlimit", set_limits)
     raise_open_files()
     assert limits == (10_240, resource.RLIM_INFINITY)
+
+
+def test_kills_for_lack_of_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
+    machine = write(tmp_path / "proc", {"vmstat": "pgfault 9\noom_kill 70"}) / "vmstat"
+    v2 = write(tmp_path / "v2", {"app/memory.events": "oom 2\noom_kill 3", "self": "0::/app"})
+    assert oom_kills(v2, v2 / "self", machine) == 3
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 5"
+    v1 = write(
+        tmp_path / "v1", {"memory/memory.oom_control": control, "self": "4:memory:/docker/x"}
+    )
+    assert oom_kills(v1, v1 / "self", machine) == 5
+    root = write(tmp_path / "root", {"self": "0::/"})
+    assert oom_kills(root, root / "self", machine) == 70
+    assert oom_kills(root, root / "self", tmp_path / "none") is None

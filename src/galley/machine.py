@@ -22,6 +22,7 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
+VMSTAT = Path("/proc/vmstat")
 PROCESS = Path("/proc/self")
 
 _IMPORTED: Final = time.monotonic()
@@ -203,6 +204,21 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
                 left = max(0, int(limit) - int(usage) + max(idle, idle + used - held))
                 least = min(least, Memory(int(limit), left), key=lambda m: m.available)
     return least
+
+
+def oom_kills(
+    cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, vmstat: Path = VMSTAT
+) -> int | None:
+    """Return how many processes the kernel has killed for lack of memory; None if it does not say.
+
+    Counted are those of this process's cgroup (v1 or v2) and below, or else those of the machine.
+    """
+    for folder in _folders(cgroup, membership, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _table(_read(folder / name)).get("oom_kill")) is not None:
+                return int(count)
+    count = _table(_read(vmstat)).get("oom_kill")
+    return None if count is None else int(count)
 
 
 def _physical_memory() -> Memory:

@@ -176,7 +176,10 @@ class Settings(ClusterSettings):
         32, "Limits", "maximum number of live audio streams; then 429"
     )
     live_idle_seconds: Count = setting(
-        300, "Limits", "seconds without audio after which a live stream is finished and closed"
+        300,
+        "Limits",
+        "seconds without audio after which a live stream is finished and closed, or without a request "
+        "a WebSocket of /v1/responses",
     )
     stored_responses: CountOrZero = setting(
         1024,
