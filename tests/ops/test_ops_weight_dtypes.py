@@ -31,9 +31,12 @@ OUTPUTS, DEPTH = 64, 512
 
 
 def test_the_table_has_the_kinds_of_the_native_kernels_and_no_others() -> None:
-    found = re.search(r"kKindNames\[\] = \{(.*?)\}", NATIVE.read_text(encoding="utf-8"))
+    text = NATIVE.read_text(encoding="utf-8")
+    found = re.search(r"kKindNames\[\] = \{(.*?)\}", text)
+    narrow = re.search(r'kNarrowName = "(\w+)"', text)
     assert found is not None
-    native = set(re.findall(r'"(\w+)"', found[1]))
+    assert narrow is not None
+    native = {*re.findall(r'"(\w+)"', found[1]), narrow[1]}
     assert native == {name for name, one in WEIGHT_DTYPES.items() if "cpu" in one.executors}
     assert set(RUNNABLE) == set(get_args(WeightDtypeName)) == set(get_args(WeightDType)) - {"auto"}
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-WeightDtypeName = Literal["float32", "bf16", "f16", "int8", "int4"]
+WeightDtypeName = Literal["float32", "bf16", "f16", "int8", "int7", "int4"]
 """Types that dense matrices may be converted to when a model is loaded: those that an executor has."""
 
 
@@ -94,6 +94,17 @@ _TABLE: Final = (
         grouped=True,
         inputs=("int8", "bfloat16", "float32"),
         products={"cpu": ("int8",), "": ("int8", "bfloat16")},
+    ),
+    # Stored as int8. CPUs with AVX2 but not VNNI multiply it faster.
+    WeightDtype(
+        name="int7",
+        bits=8,
+        is_integer=True,
+        scales="BF16",
+        grouped=True,
+        inputs=("int8", "bfloat16", "float32"),
+        products={"cpu": ("int8",)},
+        layout="int8",
     ),
     WeightDtype(
         name="int4",
