@@ -6,12 +6,12 @@ MODEL is a checkpoint with integer weights, TEXT a text file. Keys and values ar
 Galley. With ``--llama``, a Python that has llama-cpp-python and numpy, MODEL is a GGUF file, and llama.cpp
 runs it as well, with its own defaults. The speed of both, behind the same server:
 
-    galley compare MODEL --engines native,openvino,llama.cpp --requests 12 --concurrency 1,8 --output-tokens 32
+    galley compare MODEL --engines native,llama.cpp --requests 12 --concurrency 1,8 --output-tokens 32
 """
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -49,25 +49,27 @@ def losses(model: str, windows: list[Tokens]) -> dict[str, Loss]:
     found: dict[str, Loss] = {}
     for activations in COMPARED:
         with loaded(model, activations, longest) as one:
-            found[activations] = loss(model, windows, lambda i, one=one: all_logits(one, windows[i]))
+            found[activations] = loss(model, windows, (all_logits(one, w) for w in windows))
     return found
 
 
-def loss(model: str, windows: list[Tokens], logits: Callable[[int], Logits]) -> Loss:
-    """Return the loss of the logits of each window, by its number, against float32 inputs."""
+def loss(model: str, windows: list[Tokens], logits: Iterable[Logits]) -> Loss:
+    """Return the loss of the logits of each window against float32 inputs."""
     divergence = Divergence()
     with loaded(model, "float32", max(map(len, windows))) as base:
-        for i, window in enumerate(windows):
-            divergence.add(all_logits(base, window), logits(i), following([window]))
+        for window, found in zip(windows, logits, strict=True):
+            divergence.add(all_logits(base, window), found, following([window]))
     return divergence.loss()
 
 
 def loss_of_llama(python: str, model: str, windows: list[Tokens]) -> Loss:
     """Return llama.cpp's loss with its own defaults."""
+    file = str(Path(model).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        job = {"model": model, "windows": [list(w) for w in windows], "prompts": [], "steps": 0}
+        job = {"model": file, "windows": [list(w) for w in windows], "prompts": [], "steps": 0}
         with np.load(Peer(python, Path(folder)).run(**job, defaults=True)) as theirs:
-            return loss(model, windows, lambda i: theirs[f"window {i}"])
+            each = (theirs[f"window {i}"] for i in range(len(windows)))
+            return loss(model, windows, each)
 
 
 def main() -> None:

@@ -45,9 +45,7 @@ class Llama:
     Keys and values are float32 and weights stay as they are in the file, unless ``defaults`` is true.
     """
 
-    def __init__(
-        self, file: str, *, vocabulary_only: bool = False, defaults: bool = False
-    ) -> None:
+    def __init__(self, file: str, *, vocabulary_only: bool = False, defaults: bool = False) -> None:
         import llama_cpp
 
         self._c = c = llama_cpp

@@ -115,14 +115,8 @@ using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
 Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
                        const std::string& scale_type, bool zeros, bool minima) {
     const bool narrow = kind == kNarrowName;
-    return {narrow ? Kind::kInt8 : kind_named(kind),
-            outputs,
-            depth,
-            group,
-            scale_type_tagged(scale_type),
-            zeros,
-            minima,
-            narrow};
+    return {narrow ? Kind::kInt8 : kind_named(kind), outputs, depth,  group,
+            scale_type_tagged(scale_type),           zeros,   minima, narrow};
 }
 
 int64_t fill(Packed& packed, const Tensors& tensors, int threads) {

@@ -260,7 +260,8 @@ bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
         const int64_t at = lane_at(output, g, m.groups);
         auto* scale = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
         if (m.kind == Kind::kInt8)
-            finite &= round_int8(values + begin, count, m.narrow ? kNarrow : 127, stored + begin, scale);
+            finite &=
+                round_int8(values + begin, count, m.narrow ? kNarrow : 127, stored + begin, scale);
         else if (m.zeros)
             finite &= round_int4(values + begin, count, stored + begin, scale, own(m.zeros) + at);
         else

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from galley import _native
 from galley.errors import UnsupportedModel
 from galley.formats.values import bf16_bits, to_float32
-from galley.formats.weights import DenseWeight, IntWeight, WeightType
+from galley.formats.weights import DenseWeight, WeightType
 from galley.ops.packing import pack_integers
 from galley.quant.rtn import GROUPS, QUANTIZERS, default_group, quantize_int4
 from tests.native.harness import KINDS, Floats, as_weight, pack_as

@@ -151,7 +151,8 @@ class IntWeight:
 
     Attributes:
         name: name of the tensor.
-        bits: 8 (``q`` is int8, and its zero is 0), 7 (the same from -63 to 63) or 4 (``q`` is uint8, 0 to 15).
+        bits: 8 (``q`` is int8, and its zero is 0), 7 (the same, but from -63 to 63) or 4 (``q`` is uint8,
+            0 to 15).
         q: [outputs, depth].
         group: columns that share a scale; the last group may be shorter.
         scales: [outputs, groups] float32; each value is one that ``scale_type`` holds exactly.

@@ -23,7 +23,6 @@ class Quantize(Protocol):
         ...
 
 
-
 def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
     """Return the error for a tensor that integers or float16 cannot represent."""
     return UnsupportedModel(

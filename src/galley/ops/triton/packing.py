@@ -70,9 +70,8 @@ def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.
         raise UnsupportedModel(
             f"tensor {weight.name} is kept as {weight.kind}, which executor 'gpu' cannot read"
         )
-    if isinstance(weight, DenseWeight):
-        if kind.name in QUANTIZERS:
-            weight = QUANTIZERS[kind.name](weight)
+    if isinstance(weight, DenseWeight) and kind.name in QUANTIZERS:
+        weight = QUANTIZERS[kind.name](weight)
     if isinstance(weight, IntWeight):
         return _integers(weight, dtype, device)
     if isinstance(weight, Fp8Weight):
