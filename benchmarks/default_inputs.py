@@ -11,7 +11,7 @@ runs it as well, with its own defaults. The speed of both, behind the same serve
 
 import argparse
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,7 +43,7 @@ def all_logits(model: TeacherForced, window: Tokens) -> Logits:
     return np.concatenate([rows.copy() for _, rows in model.logits(window)])
 
 
-def losses(model: str, windows: list[Tokens]) -> dict[str, Loss]:
+def losses(model: str, windows: Sequence[Tokens]) -> dict[str, Loss]:
     """Return the loss of each type of inputs."""
     longest = max(map(len, windows))
     found: dict[str, Loss] = {}
@@ -53,7 +53,7 @@ def losses(model: str, windows: list[Tokens]) -> dict[str, Loss]:
     return found
 
 
-def loss(model: str, windows: list[Tokens], logits: Iterable[Logits]) -> Loss:
+def loss(model: str, windows: Sequence[Tokens], logits: Iterable[Logits]) -> Loss:
     """Return the loss of the logits of each window against float32 inputs."""
     divergence = Divergence()
     with loaded(model, "float32", max(map(len, windows))) as base:
@@ -62,7 +62,7 @@ def loss(model: str, windows: list[Tokens], logits: Iterable[Logits]) -> Loss:
     return divergence.loss()
 
 
-def loss_of_llama(python: str, model: str, windows: list[Tokens]) -> Loss:
+def loss_of_llama(python: str, model: str, windows: Sequence[Tokens]) -> Loss:
     """Return llama.cpp's loss with its own defaults."""
     file = str(Path(model).resolve())
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ def main() -> None:
     wanted = parser.parse_args()
     with LLM(wanted.model) as llm:
         texts = read_texts(llm, wanted.text, context=wanted.context, tokens=wanted.tokens)
-    windows = list(texts.windows)
+    windows = texts.windows
     found = losses(wanted.model, windows)
     if wanted.llama:
         found["llama.cpp"] = loss_of_llama(wanted.llama, wanted.model, windows)

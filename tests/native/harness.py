@@ -261,14 +261,17 @@ _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,
     "bf16": lambda w: round_bf16(to_float32(w)),
     "f16": lambda w: round_f16(to_float32(w)),
-    **{name: lambda w, q=q: dequantize(q(w)) for name, q in QUANTIZERS.items()},
 }
 
 
 def dequantized(weight: Weight, weight_dtype: str) -> DenseWeight:
     """Return a dense tensor rounded by ``weight_dtype``, as float32."""
     assert isinstance(weight, DenseWeight)
-    return dataclasses.replace(as_weight(_DEQUANTIZED[weight_dtype](weight)), name=weight.name)
+    if weight_dtype in QUANTIZERS:
+        values = dequantize(QUANTIZERS[weight_dtype](weight))
+    else:
+        values = _DEQUANTIZED[weight_dtype](weight)
+    return dataclasses.replace(as_weight(values), name=weight.name)
 
 
 def rounding_executor(

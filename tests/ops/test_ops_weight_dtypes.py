@@ -99,7 +99,7 @@ def test_spellings_name_a_type_and_none_twice() -> None:
 def test_types_are_listed_from_the_largest_to_the_smallest() -> None:
     bits = [one.bits for one in WEIGHT_DTYPES.values()]
     assert bits == sorted(bits, reverse=True)
-    assert smaller_than("float32") == RUNNABLE[1:]
+    assert smaller_than("float32") == tuple(n for n in RUNNABLE[1:] if n != "int7")
     assert smaller_than("bf16") == smaller_than("f16") == ("int8", "int4")
     assert smaller_than("int4") == ()
 
