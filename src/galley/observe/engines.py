@@ -127,7 +127,10 @@ class EngineTotals:
 
     def of(self, replica: ReplicaStatus) -> ReplicaTotals:
         """Return the totals of a replica."""
-        return self._replicas.setdefault(replica.name, ReplicaTotals())
+        totals = self._replicas.get(replica.name)
+        if totals is None:
+            totals = self._replicas[replica.name] = ReplicaTotals()
+        return totals
 
     def total(self, field: str) -> float:
         """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
