@@ -24,6 +24,7 @@ from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
 from galley.protocols.oip.generate import routes as oip_generate
 from galley.protocols.oip.repository import routes as oip_repository
+from galley.protocols.oip.unsupported import routes as oip_unsupported
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
 from galley.protocols.ollama.embed import routes as ollama_embed
@@ -100,7 +101,9 @@ def create_app(
         route for protocol in PROTOCOLS for route in protocol.routes(registry)
     ]
     operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
-    routes = [*operations, *realtime.routes(registry), *_pages(operations)]
+    # Before those whose {model} may be any path.
+    routes = [*oip_unsupported.routes(), *operations]
+    routes += [*realtime.routes(registry), *_pages(operations)]
     if settings.page:
         routes += page_files.routes()
     paths = (path for route in routes if isinstance(path := getattr(route, "path", ""), str))

@@ -45,9 +45,13 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
-    """Start or continue one sequence."""
+    """Start or continue one sequence.
+
+    ``places``: where its inputs are that are not in the frame, see :mod:`galley.service.tensor_memory`.
+    """
 
     request: EngineRequest
+    places: tuple[tuple[int, int], ...] = ()
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

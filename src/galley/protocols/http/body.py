@@ -1,8 +1,11 @@
 """Reading of JSON request bodies up to a limit; each protocol's ``schemas`` define the fields."""
 
 import asyncio
+import mmap
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
 from typing import Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -16,6 +19,9 @@ from galley.protocols.http.errors import TOO_LARGE, ClientGone
 
 LARGE: Final = 256 * 1024
 """Size in bytes above which a body is parsed in a thread."""
+
+_MAPPED: Final = 1 << 20
+"""Declared length in bytes from which a body gets a mapping of its own."""
 
 _JSON: Final = "application/json"
 _OCTETS: Final = "application/octet-stream"
@@ -55,18 +61,23 @@ async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
-async def read_bytes(request: Request, *, max_bytes: int, binary: bool = False) -> bytes:
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
     """Read the request's body, which is declared as JSON.
-
-    Args:
-        request: the request.
-        max_bytes: the most bytes.
-        binary: whether it may be declared as ``application/octet-stream``, too.
 
     Raises:
         ApiError, ClientGone: as for :func:`read`.
     """
-    _check_content_type(request.headers, binary=binary)
+    _check_content_type(request.headers, binary=False)
+    return bytes(await _received(request, max_bytes))
+
+
+async def read_binary(request: Request, *, max_bytes: int) -> bytes | memoryview:
+    """Read a body that is declared as JSON or as ``application/octet-stream``; it is not copied.
+
+    Raises:
+        ApiError, ClientGone: as for :func:`read`.
+    """
+    _check_content_type(request.headers, binary=True)
     return await _received(request, max_bytes)
 
 
@@ -95,26 +106,44 @@ def _check_content_type(headers: Headers, *, binary: bool) -> None:
         )
 
 
-async def _received(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+async def _received(request: Request, max_bytes: int) -> bytes | memoryview:
+    text = request.headers.get("content-length", "")
+    declared = int(text[:20]) if text.isdecimal() else 0
+    if declared > max_bytes:
         raise _too_large(max_bytes)
     budget: ByteBudget = request.app.state.body_budget
-    body = bytearray()
+    body: BytesIO | mmap.mmap | None = None
+    size = 0
     try:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client disconnected while sending its request")
-            part = message.get("body", b"")
-            if len(body) + len(part) > max_bytes:
+            part, more = message.get("body", b""), message.get("more_body", False)
+            if size + len(part) > max_bytes:
                 raise _too_large(max_bytes)
             budget.take(len(part))
-            body += part
-            if not message.get("more_body", False):
-                return bytes(body)
+            size += len(part)
+            if body is None and not more:
+                return bytes(part)
+            body = body or _buffer(declared)
+            body.write(part)
+            if not more:
+                return body.getbuffer() if isinstance(body, BytesIO) else memoryview(body)
     finally:
-        budget.give_back(len(body))
+        budget.give_back(size)
+
+
+def _buffer(declared: int) -> BytesIO | mmap.mmap:
+    """Return a buffer for a body of the declared length; 0: unknown.
+
+    A large one is never moved as it fills. The system provides its pages only as they are written, so that
+    nobody gets memory by declaring a length.
+    """
+    if declared >= _MAPPED:
+        with suppress(OSError):
+            return mmap.mmap(-1, declared)
+    return BytesIO()
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -51,9 +51,13 @@ class InferOutput(Strict, frozen=True, kw_only=True):
 
 
 class InferRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /v2/models/{model}/infer`, or the JSON object at its beginning."""
+    """Body of `POST /v2/models/{model}/infer`, or the JSON object at its beginning.
+
+    `model_name`, if it is given, has to be the model of the path.
+    """
 
     id: str = ""
+    model_name: str = ""
     parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[InferInput], msgspec.Meta(max_length=_MOST_TENSORS)]
     outputs: Annotated[tuple[InferOutput, ...], msgspec.Meta(max_length=_MOST_TENSORS)] = ()

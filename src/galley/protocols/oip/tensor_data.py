@@ -54,8 +54,9 @@ def tensor_of(given: InferInput, binary: memoryview | None, param: str) -> Tenso
             f"input {given.name!r} has its values {where} in binary_data_size bytes after the JSON",
             param=param,
         )
+    data: bytes | memoryview
     if binary is not None:
-        data = bytes(binary)
+        data = binary
     else:
         assert given.data is not None
         data = _from_json(datatype, given.data, prod(given.shape), given.name, f"{param}.data")
@@ -135,7 +136,7 @@ def _texts(tensor: Tensor) -> list[str]:
         begin = place + _LENGTH.size
         place = begin + _LENGTH.unpack_from(tensor.data, begin - _LENGTH.size)[0]
         try:
-            texts.append(tensor.data[begin:place].decode())
+            texts.append(bytes(tensor.data[begin:place]).decode())
         except UnicodeDecodeError:
             raise _needs_binary(tensor, "bytes that are not UTF-8") from None
     return texts
