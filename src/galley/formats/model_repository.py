@@ -284,7 +284,7 @@ def _options(config: Any, file: Path) -> Mapping[str, Any]:
     return options | _queue(batching, file)
 
 
-def _queue(batching: Any, file: Path) -> Mapping[str, Any]:
+def _queue(batching: Any, file: Path) -> dict[str, Any]:
     """Return the options of priorities and of time limits."""
     options: dict[str, Any] = {}
     levels, level = batching.priority_levels, batching.default_priority_level

@@ -108,8 +108,8 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         priority_levels: levels of priority, 1 to this number, each of which is computed before the next;
             0: a lower priority is computed sooner, but others do not wait for ever.
         default_priority: level of requests that name none of these levels.
-        timeout: seconds from a request's arrival to its answer, or it is refused; 0: only those that are set
-            elsewhere. A request may have less.
+        timeout: seconds within which a request is answered, or refused; 0: as set for the server. A
+            request may ask for less.
         warmup: what the model computes before it is ready.
     """
 

@@ -76,8 +76,8 @@ class TextLoader(Generic[Options]):
             :class:`~galley.types.model_info.TextInfo`. With ``prefix_caching``, neither may they set a
             cache salt: the library finds a prefix whoever sends it.
         load: loads the model at a path, with its options and sizes.
-        weight_bytes: returns the least bytes of this machine's memory that the weights at a path take; None:
-            another device has them.
+        weight_bytes: returns the least bytes of memory that the weights at a path take; None: another
+            device has them.
     """
 
     executor: str

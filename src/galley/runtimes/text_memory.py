@@ -45,7 +45,7 @@ class TextMemory:
             context: the most tokens of a text.
             step_tokens: the most tokens of a step; 0: the library has no such limit.
             weights: the least bytes of memory that the weights take.
-            kv_tokens, kv_per_token: capacity of the KV cache, and bytes of a token; 0: it is the library's own.
+            kv_tokens, kv_per_token: capacity of the KV cache, and bytes of a token; 0: the library's own.
 
         Raises:
             NotEnoughMemory: not even the plan fits.

@@ -213,7 +213,7 @@ class VLLMRuntime(TextRuntime[Generate]):
 
 
 def _weight_bytes(path: Path, options: VLLMOptions) -> int | None:
-    """Return half of the files' bytes: vLLM keeps float32 with 16 bits; with ``quantization``, an eighth."""
+    """Return half of the files' bytes, since float32 becomes 16 bits; or an eighth, if quantized."""
     platforms = import_library("vllm.platforms", VLLM_ENGINE, "vllm")
     if not platforms.current_platform.is_cpu():
         return None

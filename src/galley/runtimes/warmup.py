@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from galley.runtimes.arrays import DTYPES
 from galley.runtimes.tensor_model import TensorModel, Warmup, WarmupInput
 from galley.runtimes.trial import random_values
 from galley.types import TensorSpec
+
+if TYPE_CHECKING:
+    from galley.runtimes.tensor_model import Array
 
 
 def warm_up(model: TensorModel, warmups: Sequence[Warmup], file: Path) -> None:
@@ -31,9 +35,7 @@ def warm_up(model: TensorModel, warmups: Sequence[Warmup], file: Path) -> None:
                 ) from error
 
 
-def _values(
-    one: WarmupInput, rng: np.random.Generator
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+def _values(one: WarmupInput, rng: np.random.Generator) -> "Array":
     if one.random:
         spec = TensorSpec(name=one.name, datatype=one.datatype, shape=one.shape)
         return random_values(spec, one.shape, rng)

@@ -19,6 +19,7 @@ from galley.observe.tracing import Tracing
 from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.large_bodies import LargeBodies
 from galley.protocols.http.openapi import Operation, document
 from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
@@ -127,6 +128,7 @@ def create_app(
         setting="--max-unfinished-body-bytes",
         code="too_many_bodies",
     )
+    app.state.large_bodies = LargeBodies()
     return app
 
 

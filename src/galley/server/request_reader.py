@@ -97,15 +97,24 @@ class RequestReader:
             if self._received - self._body_bytes > allowed:
                 raise bad_request("The body is mostly chunk sizes, extensions or trailers")
 
+    @property
+    def unparsed(self) -> int:
+        """Bytes of a large body that have yet to arrive, and which no parser has to see; 0: none."""
+        return self._unparsed if self.phase is BODY else 0
+
+    def passed(self, size: int) -> None:
+        """Count so many of the :attr:`unparsed` bytes, which the receiver has got by another way."""
+        self._unparsed -= size
+        if not self._unparsed:
+            self._parser = _new_parser(self)  # the one before still expects the body
+            self._end_request()
+
     def _pass_on(self, data: bytes) -> bytes:
         """Pass on the part of ``data`` that belongs to the body; return what follows it."""
         left = self._unparsed
         body = data if len(data) <= left else data[:left]
         self._receiver.request_body(body)
-        self._unparsed = left - len(body)
-        if not self._unparsed:
-            self._parser = _new_parser(self)  # the one before still expects the body
-            self._end_request()
+        self.passed(len(body))
         return data[len(body) :]
 
     def _parse(self, data: bytes) -> None:

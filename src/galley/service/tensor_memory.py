@@ -1,7 +1,7 @@
-"""Memory that the server shares with an engine's process: large inputs are put there, and not into frames.
+"""Memory that the server shares with an engine's process, for inputs that are too large for frames.
 
-The server decides which bytes are used. A request's inputs stay where they are until the engine has answered
-it, or has read that it was aborted: no later than then the engine has finished with them.
+The server decides which bytes are used. A request's inputs stay until the engine has answered it, or has
+read that it was aborted: by then the engine has finished with them.
 """
 
 import mmap

@@ -1,11 +1,8 @@
 """Reading of JSON request bodies up to a limit; each protocol's ``schemas`` define the fields."""
 
 import asyncio
-import mmap
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from io import BytesIO
 from typing import Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -20,8 +17,8 @@ from galley.protocols.http.errors import TOO_LARGE, ClientGone
 LARGE: Final = 256 * 1024
 """Size in bytes above which a body is parsed in a thread."""
 
-_MAPPED: Final = 1 << 20
-"""Declared length in bytes from which a body gets a mapping of its own."""
+_LARGE_BODY: Final = 1 << 20
+"""Declared length in bytes from which a body is received in a buffer of that length."""
 
 _JSON: Final = "application/json"
 _OCTETS: Final = "application/octet-stream"
@@ -112,7 +109,8 @@ async def _received(request: Request, max_bytes: int) -> bytes | memoryview:
     if declared > max_bytes:
         raise _too_large(max_bytes)
     budget: ByteBudget = request.app.state.body_budget
-    body: BytesIO | mmap.mmap | None = None
+    small = bytearray()
+    large: memoryview | None = None
     size = 0
     try:
         while True:
@@ -120,30 +118,24 @@ async def _received(request: Request, max_bytes: int) -> bytes | memoryview:
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client disconnected while sending its request")
             part, more = message.get("body", b""), message.get("more_body", False)
-            if size + len(part) > max_bytes:
+            arrived = message.get("filled", 0) + len(part)
+            if size + arrived > max_bytes:
                 raise _too_large(max_bytes)
-            budget.take(len(part))
-            size += len(part)
-            if body is None and not more:
-                return bytes(part)
-            body = body or _buffer(declared)
-            body.write(part)
+            budget.take(arrived)
+            if large is not None:
+                large[size : size + len(part)] = part
+            elif more or small:
+                small += part
+            size += arrived
             if not more:
-                return body.getbuffer() if isinstance(body, BytesIO) else memoryview(body)
+                return bytes(small or part) if large is None else large[:size]
+            if large is None and size < declared and declared >= _LARGE_BODY:
+                large = request.app.state.large_bodies.take(declared)
+                large[:size] = small
+                if fill := message.get("fill"):
+                    fill(large[size:])
     finally:
         budget.give_back(size)
-
-
-def _buffer(declared: int) -> BytesIO | mmap.mmap:
-    """Return a buffer for a body of the declared length; 0: unknown.
-
-    A large one is never moved as it fills. The system provides its pages only as they are written, so that
-    nobody gets memory by declaring a length.
-    """
-    if declared >= _MAPPED:
-        with suppress(OSError):
-            return mmap.mmap(-1, declared)
-    return BytesIO()
 
 
 def _too_large(max_bytes: int) -> ApiError:

@@ -127,7 +127,7 @@ def write(
     default = parsed.parameters.binary_data_output
     wanted = {one.name: one.parameters.binary_data for one in parsed.outputs}
     tensors: list[ResponseTensor] = []
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for tensor in outputs:
         described: ResponseTensor = {
             "name": tensor.name,
@@ -156,13 +156,13 @@ def envelope(error: Exception) -> Mapping[str, Any]:
 
 def _no_raw(why: str) -> RequestError:
     return RequestError(
-        f"{HEADER_LENGTH} is 0, so that the body is one tensor alone, but {why}: describe the inputs in JSON",
+        f"{HEADER_LENGTH} is 0, so the body is one tensor alone, but {why}: describe the inputs in JSON",
         param=HEADER_LENGTH,
     )
 
 
 def json_length(body: bytes | memoryview, header_length: str | None) -> int:
-    """Return the length of the JSON object at the beginning of a body. Raises RequestError if it has none."""
+    """Return the length of the JSON object that begins a body. Raises RequestError if it has none."""
     if header_length is None:
         return len(body)
     length = int(header_length) if header_length.isdecimal() and len(header_length) < 20 else -1

@@ -20,10 +20,10 @@ from galley.protocols.http.openapi import Handler, Operation
 from galley.protocols.http.sse import while_connected
 from galley.protocols.oip.messages import (
     HEADER_LENGTH,
+    RAW,
     Inference,
     InferResponse,
     OipError,
-    RAW,
     json_length,
     parse,
     parse_raw,

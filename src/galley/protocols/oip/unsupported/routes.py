@@ -10,7 +10,7 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.oip.routes import PREFIX
 
 _INSTEAD: Final = {
-    "config": "The configuration of a model is not reported; GET /v2/models/{model} has its inputs and outputs",
+    "config": "A model's configuration is not reported; GET /v2/models/{model} has its inputs and outputs",
     "stats": "The statistics extension is not supported; GET /metrics has counters and histograms",
     "trace": "The trace extension is not supported; the settings of tracing are those of the server",
     "logging": "The logging extension is not supported; the settings of the log are those of the server",
