@@ -26,7 +26,7 @@ from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("open_inference")
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "generate", "schedule_policy"]
 HEADER = "Inference-Header-Content-Length"
 ROUND_TRIPS = examples(1000)
 OF_OTHERS = re.compile("rerank|generate|repository/models")

@@ -93,7 +93,12 @@ def routes(models: Registry) -> list[Operation]:
         answer: ServerMetadata = {
             "name": "galley",
             "version": __version__,
-            "extensions": ["binary_tensor_data", "model_repository", "generate"],
+            "extensions": [
+                "binary_tensor_data",
+                "model_repository",
+                "generate",
+                "schedule_policy",
+            ],
         }
         return Json(answer)
 
