@@ -64,6 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = [f"{n}={folder / n}.onnx" for n in ("mymodel", "numbers", "texts")]
     models += [f"sklearn-irisv2={folder / 'iris.json'}"]
     models += ['sklearn-irisv2.engine_options={"input_name": "input-0"}']
+    models += [f"mlserver={folder / 'iris.json'}"]
+    models += ['mlserver.engine_options={"input_name": "input-1"}', f"plain={folder / 'iris.json'}"]
     late = {"timeout": 1e-6, "priority_levels": 2, "default_priority": 2}
     models += [f"late={folder / 'numbers.onnx'}", f"late.engine_options={json.dumps(late)}"]
     with Server(models, folder / "log", threads=1) as running:
@@ -232,3 +234,40 @@ def test_a_queue_policys_timeout(server: Server) -> None:
         answer = infer(server, {"inputs": [tensor], "parameters": parameters}, "late")
         assert answer.status_code == 504
         assert "deadline" in answer.json()["error"]
+
+
+MLSERVER: Final = json.loads((Path(__file__).parent / "recorded/mlserver.json").read_text())
+
+
+def test_requests_of_mlservers_codecs(server: Server) -> None:
+    """As its codecs encode them: with content types, and names of their own for inputs without one."""
+    requests = MLSERVER["requests"]
+    rows = infer(server, requests["numpy request"], "mlserver").json()["outputs"][0]
+    assert rows["shape"] == [2]
+    assert infer(server, requests["inputs"], "plain").json()["outputs"] == [rows]
+    for name, data in (("string bytes", ["a", "b"]), ("base64", ["a\0"])):
+        [output] = infer(server, requests[name], "texts").json()["outputs"]
+        assert output["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "says"),
+    [
+        ("texts", {"content_type": "pd"}, "content_type"),
+        ("texts", {"content_type": "datetime"}, "content_type"),
+        ("numbers", {"content_type": "base64"}, "content_type base64, which is for BYTES"),
+        ("texts", {"content_type": "base64"}, "an element that is not base64"),
+    ],
+)
+def test_other_content_types_are_refused_by_name(
+    server: Server, model: str, changes: Any, says: str
+) -> None:
+    datatype, data = ("BYTES", ["*"]) if model == "texts" else ("UINT32", [1])
+    tensor = {"name": "x", "shape": [1, 1], "datatype": datatype, "data": data}
+    for body in (
+        {"inputs": [tensor | {"parameters": changes}]},
+        {"inputs": [tensor], "parameters": changes},
+    ):
+        answer = infer(server, body, model)
+        assert answer.status_code == 400
+        assert says in answer.json()["error"]

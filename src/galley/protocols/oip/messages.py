@@ -80,7 +80,8 @@ def parse(body: bytes | memoryview, header_length: str | None) -> Inference:
         if size is not None:
             part = rest[place : place + size]
             place += size
-        inputs.append(tensor_of(given, part, f"inputs[{index}]"))
+        coded = given.parameters.content_type or parsed.parameters.content_type
+        inputs.append(tensor_of(given, part, f"inputs[{index}]", base64=coded == "base64"))
     if place != len(rest):
         raise RequestError(
             f"{len(rest)} bytes follow the JSON object, and the binary_data_size of the inputs add up to "
