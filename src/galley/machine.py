@@ -133,6 +133,12 @@ def held_memory(pid: int) -> int:
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
+def resident_memory(pid: int) -> int:
+    """Return the bytes that a process has resident, pages of mapped files included; 0 if it has ended."""
+    status = _table(_read(Path("/proc") / str(pid) / "status"))
+    return int(status.get("VmRSS:", 0)) * 1024
+
+
 def with_descendants(pids: Iterable[int]) -> list[int]:
     """Return processes and all that they have started; these alone where the system has no /proc."""
     found = list(pids)

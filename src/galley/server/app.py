@@ -20,11 +20,13 @@ from galley.observe.tracing import Tracing
 from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.large_bodies import LargeBodies
 from galley.protocols.http.openapi import Operation, document
 from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
 from galley.protocols.oip.generate import routes as oip_generate
 from galley.protocols.oip.repository import routes as oip_repository
+from galley.protocols.oip.unsupported import routes as oip_unsupported
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
 from galley.protocols.ollama.embed import routes as ollama_embed
@@ -98,9 +100,11 @@ def create_app(
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     middleware.append(Middleware(DecodeBodies))
-    routes = [route for protocol in PROTOCOLS for route in protocol.routes(registry)]
-    routes += [*admin.routes(tenants, registry), *adapters.routes(registry)]
-    routes += _pages([route for route in routes if isinstance(route, Operation)])
+    operations = [route for protocol in PROTOCOLS for route in protocol.routes(registry)]
+    operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
+    # Before those whose {model} may be any path.
+    routes = [*oip_unsupported.routes(), *operations]
+    routes += _pages([route for route in operations if isinstance(route, Operation)])
     if settings.page:
         routes += page_files.routes()
     paths = (path for route in routes if isinstance(path := getattr(route, "path", ""), str))
@@ -124,6 +128,7 @@ def create_app(
         setting="--max-unfinished-body-bytes",
         code="too_many_bodies",
     )
+    app.state.large_bodies = LargeBodies()
     return app
 
 

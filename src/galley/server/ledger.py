@@ -10,6 +10,8 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     """Return lines with the loaded model, how it runs, its memory, and how many requests fit."""
     if not ledger.max_model_len:
         return _of_tensors(model, ledger)
+    if not ledger.parameters:
+        return _of_library(model, ledger)
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.weight_dtype}, multiplied with {ledger.inputs}"),
@@ -43,6 +45,23 @@ def _of_tensors(model: str, ledger: Ledger) -> list[str]:
     return [
         f"{model}: {ledger.family}, batches of up to {ledger.step_tokens:,} rows",
         f"  runs on    {ledger.device}, executor {ledger.executor}, {_count(ledger.threads)}",
+        *_lines(rows),
+    ]
+
+
+def _of_library(model: str, ledger: Ledger) -> list[str]:
+    """Return the lines of a language model that another library runs, whose memory was measured."""
+    step = f"{ledger.step_tokens:,} tokens a step, " if ledger.step_tokens else ""
+    rows = [
+        ("weights", ledger.weights, "at least, by the files"),
+        *_kv_row(ledger),
+        ("buffers", ledger.buffers, f"{step}measured when loaded, with the library's code"),
+        ("reserve", ledger.reserve, "the server and its text workers"),
+        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+    ]
+    return [
+        f"{model}: {ledger.family}, context {ledger.max_model_len:,} tokens",
+        f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
         *_lines(rows),
     ]
 
@@ -98,4 +117,5 @@ def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:
     if not ledger.kv:
         return []
     each = bytes_text(ledger.kv_per_token)
-    return [("KV cache", ledger.kv, f"{ledger.kv_tokens:,} tokens of {each}, {ledger.kv_dtype}")]
+    kind = f", {ledger.kv_dtype}" if ledger.kv_dtype else ""
+    return [("KV cache", ledger.kv, f"{ledger.kv_tokens:,} tokens of {each}{kind}")]

@@ -105,7 +105,7 @@ def _check_tensor(tensor: Tensor, spec: TensorSpec) -> None:
             tensor,
             f"has {len(tensor.data)} bytes; shape {list(tensor.shape)} of {tensor.datatype} has {needed}",
         )
-    if tensor.datatype == "BOOL" and tensor.data.translate(None, b"\0\1"):
+    if tensor.datatype == "BOOL" and bytes(tensor.data).translate(None, b"\0\1"):
         raise _wrong(tensor, "has a BOOL that is neither 0 nor 1")
 
 
