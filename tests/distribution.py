@@ -6,11 +6,14 @@ marks under pytest 9.2 (pytest-dev/pytest-xdist#1386), and tests without a mark 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -62,6 +65,27 @@ def next_unit(waiting: Iterable[str]) -> str | None:
     """Return the longest of the waiting units, or None if none of them is long."""
     units = set(waiting)
     return next((unit for unit in LONGEST if unit in units), None)
+
+
+def import_in_turn(paths: Sequence[Path], worker: int, workers: int) -> None:
+    """Import the test modules at paths, beginning where no other worker begins.
+
+    All workers import all modules. Where no compiled modules exist yet, as in a fresh clone, each compiles
+    those that it reaches first and finds the others compiled. pytest reports what cannot be imported, when
+    it collects the tests.
+
+    Args:
+        paths: test modules and folders of them.
+        worker: this worker's number, from 0 on.
+        workers: how many workers there are.
+    """
+    modules: list[Path] = []
+    for path in paths:
+        modules += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    first = len(modules) * worker // workers
+    for module in modules[first:] + modules[:first]:
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(module.relative_to(ROOT).with_suffix("").parts))
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from galley import _native
 PACKAGE = Path(galley.__file__).parent
 ROOT = PACKAGE.parents[1]
 
-_THIS_PACKAGE = """
+THIS_PACKAGE = """
 import sys
 # An editable installation finds its own package before sys.path is looked at.
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -58,7 +58,7 @@ class Overlay:
     def run(self, code: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
         """Return the output of a script that imports this package."""
         done = subprocess.run(
-            [sys.executable, "-c", _THIS_PACKAGE + code, *arguments],
+            [sys.executable, "-c", THIS_PACKAGE + code, *arguments],
             capture_output=True,
             text=True,
             timeout=120,
