@@ -181,7 +181,7 @@ def _passes(folder: Path, *tests: str, defect: Defect | None = None) -> bool:
         [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider"]
         + [f"tests/{test}" for test in tests],
         cwd=folder,
-        env=environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environ | {"PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
         check=False,

@@ -66,8 +66,6 @@ class Overlay:
             env={
                 **os.environ,
                 "PYTHONPATH": f"{self.folder}:{ROOT}",
-                # Links lead to the package's own caches, which must not receive the changed files.
-                "PYTHONDONTWRITEBYTECODE": "1",
                 **(environ or {}),
             },
         )
@@ -96,4 +94,6 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
 
 def _link_all(source: Path, target: Path) -> None:
     for entry in source.iterdir():
+        if entry.name == "__pycache__":
+            continue  # the package's own, which must not receive changed files
         (target / entry.name).symlink_to(entry)
