@@ -165,6 +165,13 @@ class SealedStream:
     def close(self) -> None:
         """Do nothing more: the thread that reads closes the socket once it has seen the end."""
 
+    def wait_for_end(self) -> None:
+        """Wait until the other side has ended the connection, or is lost."""
+        poll = select.poll()
+        # Without POLLRDHUP (other systems than Linux), an end that is not an error is not seen.
+        poll.register(self._duplex.fileno(), getattr(select, "POLLRDHUP", 0))
+        poll.poll()
+
     def _flushed(self) -> bool:
         with self._using:
             return self._duplex.flush()
