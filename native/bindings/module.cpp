@@ -94,10 +94,21 @@ void gather(Communicator& communicator, const FloatTable& x, const std::vector<i
             std::copy_n(x.data() + begin * own, (end - begin) * own,
                         reinterpret_cast<float*>(slot));
             copy(x.data() + begin * own, communicator.rank(), begin, end);
+            return static_cast<int64_t>(sizeof(float)) * (end - begin) * own;
         },
         [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
             copy(reinterpret_cast<const float*>(slot), other, begin, end);
         });
+}
+
+// `carrier(parity, bytes)` returns whether it is done, or None if a rank was lost.
+void reach(Communicator& communicator, const std::vector<int>& elsewhere, nb::object carrier) {
+    communicator.reach(elsewhere, [carrier](int parity, int64_t bytes) {
+        const nb::gil_scoped_acquire acquire;
+        const nb::object done = carrier(parity, bytes);
+        if (done.is_none()) return Communicator::Carried::kLost;
+        return nb::cast<bool>(done) ? Communicator::Carried::kDone : Communicator::Carried::kNotYet;
+    });
 }
 
 FloatType scale_type_tagged(const std::string& tag) {
@@ -274,6 +285,9 @@ NB_MODULE(_native, m) {
         .def_prop_ro("rank", &Communicator::rank)
         .def_prop_ro("ranks", &Communicator::ranks)
         .def("gather", &gather, "x"_a, "ranks"_a, "y"_a.noconvert())
+        .def("reach", &reach, "elsewhere"_a, "carrier"_a)
+        .def_static("slot_at", &Communicator::slot_at, "ranks"_a, "slot_bytes"_a, "rank"_a,
+                    "parity"_a)
         .def("fail", &Communicator::fail)
         .def_prop_ro("failed", &Communicator::failed);
 
