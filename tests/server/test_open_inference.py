@@ -89,7 +89,7 @@ def test_the_server_and_its_models_are_described(client: Any, server: Server) ->
 
 def test_the_start_and_the_list_of_models_have_the_memory(server: Server) -> None:
     server.wait_for_log(r"fraud: onnxruntime_onnx, batches of up to 64 rows")
-    server.wait_for_log(r"in all +[\d.]+ MiB  of [\d.]+ GiB available")
+    server.wait_for_log(r"total +[\d.]+ MiB  of [\d.]+ GiB available")
     models = {one["id"]: one for one in httpx.get(f"{server.url}/v1/models").json()["data"]}
     planned = server.metrics("fraud")
     parts = [

@@ -171,12 +171,37 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingExecutor(Protocol):
+    """What an executor can do whose steps run on a device: take a step before the last one has ended."""
+
+    def follow(
+        self, step: "Submitted", batch: Batch, sampling: SamplingBatch
+    ) -> "Submitted | None":
+        """Submit a step after ``step``, the latest one, which may still run.
+
+        Everything that the call needs is copied: the caller may change block tables afterwards, and give
+        blocks and adapter slots of either step to later ones. If ``step`` fails, this one is never
+        collected.
+
+        Args:
+            step: the step whose draws the batch continues from.
+            batch: as in :meth:`Executor.submit`, but token id -1 - d stands for the token of draw d of
+                ``step``.
+            sampling: as in :meth:`Executor.submit`.
+
+        Returns:
+            The submitted step; None if the tokens of ``step`` are drawn on the host, and so not known yet.
+        """
+        ...
+
+
 Bytes = npt.NDArray[np.uint8]
 
 
 @runtime_checkable
 class BlockAccess(Protocol):
-    """What an executor can do whose KV blocks can be stored elsewhere.
+    """The further methods of an executor whose KV blocks can be stored elsewhere.
 
     Blocks that no step uses meanwhile may be copied on any thread.
     """
@@ -196,7 +221,7 @@ class BlockAccess(Protocol):
 
 @runtime_checkable
 class WeightChecking(Protocol):
-    """What an executor can do whose packed weights are on disk, with checksums."""
+    """The further methods of an executor whose packed weights are on disk, with checksums."""
 
     def check_weights(self) -> None:
         """Check them again, since logits were NaN; not more often than once a minute.
@@ -209,7 +234,7 @@ class WeightChecking(Protocol):
 
 @runtime_checkable
 class Closable(Protocol):
-    """What an executor can do that holds more than memory."""
+    """The further method of an executor that holds more than memory."""
 
     def close(self) -> None:
         """End other processes. No step may be computed afterwards."""

@@ -191,7 +191,7 @@ class OnnxGenAIRuntime:
         rows, text.rows = text.rows or 1, 0
         if reason is not None:
             self._forget(text)
-        elif ended == reasons.EOS:  # which the text ignores; a session in a batch cannot go on
+        elif ended == reasons.EOS:  # which the text ignores; a session in a batch cannot continue
             self._forget(text)
             try:
                 self._start(text)

@@ -22,11 +22,11 @@ class TensorModel(Protocol):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What :meth:`run` takes."""
+        """The inputs of :meth:`run`."""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What :meth:`run` can return."""
+        """The outputs that :meth:`run` can return."""
 
     def run(self, inputs: "Mapping[str, Array]", outputs: Sequence[str]) -> "list[Array]":
         """Return the outputs of these names, in this order. Elements of BYTES are ``str`` or ``bytes``.
@@ -131,5 +131,5 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def device(self) -> str:
-        """What computes the model, for reports."""
+        """The name of the library that computes the model, for reports."""
         return "cpu"

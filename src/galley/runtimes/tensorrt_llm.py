@@ -84,7 +84,7 @@ class _Text:
 
 
 class _News(NamedTuple):
-    """What a text's reader reports.
+    """A report of a text's reader.
 
     Attributes:
         cached: tokens of the prompt that were found in the KV cache.

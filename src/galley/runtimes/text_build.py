@@ -23,7 +23,7 @@ from galley.types import Generate, OnPhase, SamplingDefaults
 from galley.types.model_info import CACHE_SALT, Ledger, ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
-"""Of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
+"""Bytes of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
 
 
 class PrefixOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

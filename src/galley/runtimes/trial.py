@@ -32,7 +32,7 @@ _RELATIVE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Trial:
-    """What was found.
+    """The findings of a trial.
 
     Attributes:
         batched: whether requests may be combined along the first axis.

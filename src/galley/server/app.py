@@ -1,5 +1,6 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
@@ -52,13 +53,14 @@ _PREFLIGHT_SECONDS: Final = 600
 class Served(Protocol):
     """A module whose routes are served."""
 
-    def routes(self, models: Registry) -> list[Operation]:
-        """Return the routes, answered by ``models``."""
+    def routes(self, models: Registry) -> Sequence[BaseRoute]:
+        """Return the routes, answered by ``models``; operations are in the OpenAPI document."""
 
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, speech, models, tokens, oip, oip_repository, oip_generate, kserve, health),
+    *(embeddings, audio, speech, realtime, models, tokens),
+    *(oip, oip_repository, oip_generate, kserve, health),
 )
 """Modules of routes for users of the models."""
 
@@ -98,13 +100,11 @@ def create_app(
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     middleware.append(Middleware(DecodeBodies))
-    operations: list[Operation] = [
-        route for protocol in PROTOCOLS for route in protocol.routes(registry)
-    ]
+    operations = [route for protocol in PROTOCOLS for route in protocol.routes(registry)]
     operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
     # Before those whose {model} may be any path.
     routes = [*oip_unsupported.routes(), *operations]
-    routes += [*realtime.routes(registry), *_pages(operations)]
+    routes += _pages([route for route in operations if isinstance(route, Operation)])
     if settings.page:
         routes += page_files.routes()
     paths = (path for route in routes if isinstance(path := getattr(route, "path", ""), str))

@@ -21,7 +21,7 @@ _WITHOUT_BODY: Final = (204, 304)
 
 
 class Connection(Protocol):
-    """What an exchange needs of its connection."""
+    """The interface that an exchange needs from its connection."""
 
     host: AppHost
     transport: asyncio.Transport

@@ -21,7 +21,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         *([("adapters", ledger.adapters, "when all slots are taken")] if ledger.adapters else ()),
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
-        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
     ]
     fitting = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in ledger.requests)
     return [
@@ -30,7 +30,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {_threads(ledger)}",
         *_lines(rows),
         f"  inputs     {_inputs(model, ledger)}",
-        f"  at a time  {fitting}",
+        f"  requests   {fitting}, at a time",
     ]
 
 
@@ -40,11 +40,11 @@ def _of_tensors(model: str, ledger: Ledger) -> list[str]:
         ("weights", ledger.weights, "measured"),
         ("buffers", ledger.buffers, "measured with a few rows"),
         ("reserve", ledger.reserve, "the server and unread answers"),
-        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
     ]
     return [
         f"{model}: {ledger.family}, batches of up to {ledger.step_tokens:,} rows",
-        f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
+        f"  runs on    {ledger.device}, executor {ledger.executor}, {_count(ledger.threads)}",
         *_lines(rows),
     ]
 
@@ -68,8 +68,12 @@ def _of_library(model: str, ledger: Ledger) -> list[str]:
 
 def _threads(ledger: Ledger) -> str:
     if ledger.ranks == 1:
-        return f"{ledger.threads} threads"
-    return f"{ledger.ranks} ranks of {ledger.threads} threads"
+        return _count(ledger.threads)
+    return f"{ledger.ranks} ranks of {_count(ledger.threads)}"
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -94,8 +98,6 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
     what = f"{ledger.state_slots:,} of {each}, running and of prefixes"
-    if ledger.ranks > 1:
-        what += "; every rank computes convolution and recurrence whole, and has all states"
     return [("states", ledger.states, what)]
 
 

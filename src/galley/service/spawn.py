@@ -132,17 +132,16 @@ def spawn_text(model: str) -> Spawned:
 def spawn_decoder() -> Spawned:
     """Start a decoder of recordings like :func:`spawn`; see :mod:`galley.speech.decode_worker`."""
     # The decoder forks, and threads do not survive a fork.
-    return _begin(_DECODER, kind=socket.SOCK_SEQPACKET, environ={"OPENBLAS_NUM_THREADS": "1"})
+    return _begin(_DECODER, environ={"OPENBLAS_NUM_THREADS": "1"})
 
 
 def _begin(
     module: str,
     *arguments: str,
     files: Sequence[int] = (),
-    kind: socket.SocketKind = socket.SOCK_STREAM,
     environ: Mapping[str, str] | None = None,
 ) -> Spawned:
-    ours, theirs = socket.socketpair(type=kind)
+    ours, theirs = socket.socketpair()
     at = time.monotonic()
     with theirs:
         child = subprocess.Popen(

@@ -57,7 +57,7 @@ def predict_request(
     size = sum(len(tensor.data) for tensor in inputs)
     if size > MOST_BYTES:
         raise RequestError(
-            f"the inputs have {size} bytes; at most {MOST_BYTES} are taken", param="inputs"
+            f"the inputs have {size} bytes; at most {MOST_BYTES} are accepted", param="inputs"
         )
     check_names("output", outputs, [one.name for one in tensors.outputs])
     payload = Predict(

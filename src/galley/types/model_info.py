@@ -288,7 +288,7 @@ class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
     def at(self, tokens: int) -> KVPeer | None:
-        """Return where the full blocks of so many tokens can be fetched; None: they are not offered."""
+        """Return where the full blocks of this many tokens can be fetched; None: they are not offered."""
         whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
         return KVPeer(self.host, self.port, whole) if self.port else None
 
