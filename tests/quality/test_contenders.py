@@ -117,8 +117,8 @@ def test_the_advice_on_speech_weighs_word_errors() -> None:
     assert first[3:] == ("250 ms", "10.0", "4.0%")
     said = advice(found)
     assert said.startswith(
-        "Take c: with 32 requests at a time it transcribes 30 seconds of audio per second, 3 times as many as "
-        "a (10), and its word error rate is 4.5%"
+        "Take c: with 32 requests at a time it transcribes 30 seconds of audio per second, 3 times as many "
+        "as a (10), and its word error rate is 4.5%"
     )
     assert said.endswith("b made too many word errors to be considered.")
     assert page(found).count("<figure>") == 2
