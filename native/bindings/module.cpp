@@ -38,6 +38,13 @@ Kind kind_named(const std::string& name) {
     throw std::invalid_argument("unknown weight kind '" + name + "'");
 }
 
+// Of kInt8 that is narrow.
+constexpr const char* kNarrowName = "int7";
+
+const char* name_of(const Matrix& m) {
+    return m.narrow ? kNarrowName : kKindNames[static_cast<int>(m.kind)];
+}
+
 Inputs inputs_named(const std::string& name) {
     if (name == "bfloat16") return Inputs::kBF16;
     if (name == "int8") return Inputs::kInt8;
@@ -118,7 +125,9 @@ using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
 
 Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
                        const std::string& scale_type, bool zeros, bool minima) {
-    return {kind_named(kind), outputs, depth, group, scale_type_tagged(scale_type), zeros, minima};
+    const bool narrow = kind == kNarrowName;
+    return {narrow ? Kind::kInt8 : kind_named(kind), outputs, depth,  group,
+            scale_type_tagged(scale_type),           zeros,   minima, narrow};
 }
 
 int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
@@ -243,8 +252,7 @@ NB_MODULE(_native, m) {
                 return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
             },
             nb::rv_policy::reference_internal)
-        .def_prop_ro("kind",
-                     [](const Packed& p) { return kKindNames[static_cast<int>(p.matrix().kind)]; })
+        .def_prop_ro("kind", [](const Packed& p) { return name_of(p.matrix()); })
         .def_prop_ro("depth", [](const Packed& p) { return p.matrix().depth; })
         .def_prop_ro("group", [](const Packed& p) { return p.matrix().group; })
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })

@@ -13,7 +13,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": TEXT,
     "revision": TEXT,
     "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
-    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int7", "int4"]),
     "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8", "int4"]),
     "experts": st.sampled_from(["memory", "disk"]),

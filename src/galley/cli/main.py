@@ -75,7 +75,7 @@ class _Commands(Group):
 )
 @click.version_option(__version__, message="galley %(version)s")
 def app() -> None:
-    """Serve language models as cheaply as a given quality and latency allow."""
+    """Serve language, speech, embedding and tensor models; plan, quantize and measure them."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the settings say of a model's replicas: how many, where, and what each gets of this machine."""
+"""A model's replicas by the settings: how many, where, and each one's share of this machine."""
 
 import dataclasses
 from pathlib import Path

@@ -160,7 +160,7 @@ def _check_audio(name: str, draft: SpeechInfo | None, target: SpeechInfo | None)
         mine, theirs = getattr(draft, what), getattr(target, what)
         if mine < theirs if what == "max_frames" else mine != theirs:
             raise SettingsError(
-                f"draft_model {name} has other audio features: {what} is {mine}, the model's is {theirs}"
+                f"draft_model {name} has different audio features: {what} is {mine}, not {theirs}"
             )
 
 

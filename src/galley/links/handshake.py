@@ -162,8 +162,8 @@ def _written(frame: Hello | Proof) -> bytes:
 def _read(kind: type[Frame]) -> "Generator[int, bytes | bytearray, Frame]":
     (length,) = LENGTH.unpack((yield LENGTH.size))
     if length > _GREETING_BYTES:
-        raise BadFrame("the other side is no Galley: its first frame is too large")
+        raise BadFrame("the other side is not Galley: its first frame is too large")
     try:
         return msgspec.msgpack.decode((yield length), type=kind)
     except msgspec.DecodeError as error:
-        raise BadFrame("the other side is no Galley") from error
+        raise BadFrame("the other side is not Galley") from error

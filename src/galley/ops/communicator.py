@@ -25,12 +25,12 @@ bound is for what neither sees.
 
 
 def memory_bytes(ranks: int, slot_bytes: int) -> int:
-    """Return the bytes of the memory that so many ranks share."""
+    """Return the bytes of the memory that this many ranks share."""
     return Communicator.bytes(ranks, slot_bytes)
 
 
 def new_memory(ranks: int, slot_bytes: int) -> int:
-    """Return the descriptor of zeroed memory for so many ranks."""
+    """Return the descriptor of zeroed memory for this many ranks."""
     file = nameless_file("galley-tensor-parallel")
     os.ftruncate(file, memory_bytes(ranks, slot_bytes))
     return file

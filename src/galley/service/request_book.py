@@ -142,7 +142,7 @@ class RequestBook:
         unfinished.prefill = None
         if peer is not None:
             unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
-            # What it fetches is no work that keeps other requests away from it.
+            # Fetching blocks is not computing, so other requests may still be sent to it.
             cached = max(unfinished.claim.cached, peer.tokens)
             self._admission.give(unfinished.claim, unfinished.replica.name, cached)
         unfinished.replica.requests.add([request_id])

@@ -33,7 +33,7 @@ class ByFirstToken:
     Replicas record their figures with ``record_autoscaling_stats``. The number is the larger of two: that
     which keeps running and waiting sequences at ``load`` of the seats, and that which brings the predicted
     time to the first token, at the replica where it is shortest, down to its goal. Where the load rises,
-    the first is for the load that there will be once a new replica serves. The number is no smaller than
+    the first is for the load that there will be once a new replica serves. The number is not smaller than
     now while the prediction is above half of the goal, and no replica is removed that was wanted within
     ``down_seconds``. (Ray by itself removes replicas once fewer were wanted for as long, which are too many
     after a peak.)

@@ -168,7 +168,7 @@ class ParallelFactory:
         """Return what each rank computes.
 
         Raises:
-            SettingsError: the model cannot be divided among so many ranks.
+            SettingsError: the model cannot be divided among this many ranks.
         """
         if self._known is None or self._known[0] is not program:
             parts = [divide(program, rank, options.ranks) for rank in range(options.ranks)]

@@ -1,4 +1,4 @@
-"""What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
+"""A rank other than the first: loads its part of the model and computes the steps that it is sent.
 
 One thread reads frames, the main thread computes steps, and a third one packs adapters and copies blocks
 for rank 0, so that steps do not wait for these. ``service/rank.py`` is its process.
@@ -227,7 +227,7 @@ def serve(
         )
     )
     inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
-    asked: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
     packed: dict[int, object] = {}
 
     def guarded(work: Callable[[], None]) -> None:
@@ -239,14 +239,14 @@ def serve(
             inbox.put(None)
 
     def read() -> None:
-        guarded(lambda: _read(channel, inbox, asked, executor))
+        guarded(lambda: _read(channel, inbox, wanted, executor))
         # Rank 0 is gone, or this rank has failed: both end waits in a step.
         shared.fail()
         inbox.put(None)
-        asked.put(None)
+        wanted.put(None)
 
     def answer() -> None:
-        guarded(lambda: _answer(channel, asked, executor, packed))
+        guarded(lambda: _answer(channel, wanted, executor, packed))
 
     for target in (read, answer):
         threading.Thread(target=target, daemon=True).start()
@@ -287,13 +287,13 @@ def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> 
 def _read(
     channel: Channel,
     inbox: "queue.SimpleQueue[ToRank | None]",
-    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
+    wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
     executor: "LocalExecutor",
 ) -> None:
     """Read frames for the other threads, and restore blocks, which the next step may read."""
     while (frame := channel.receive_at_rank()) is not None:
         if isinstance(frame, PackAdapter | ReadBlock):
-            asked.put(frame)
+            wanted.put(frame)
         elif isinstance(frame, WriteBlock):
             executor.write_block(frame.block, frame.group, np.frombuffer(frame.data, np.uint8))
         else:
@@ -302,12 +302,12 @@ def _read(
 
 def _answer(
     channel: Channel,
-    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
+    wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
     executor: "LocalExecutor",
     packed: dict[int, object],
 ) -> None:
     """Pack adapters and send blocks, in the order of the frames."""
-    while (frame := asked.get()) is not None:
+    while (frame := wanted.get()) is not None:
         if isinstance(frame, PackAdapter):
             answer: FromRank = _pack(executor, frame, packed)
         else:

@@ -33,7 +33,7 @@ from galley.graph.program import KVLayout, Op, Program, StateLayout
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What one rank computes.
+    """The part of a program that one rank computes.
 
     Attributes:
         rank, ranks: its number, and how many there are.
@@ -66,7 +66,7 @@ def divide(program: Program, rank: int, ranks: int) -> Divided:
     The logits are whole at rank 0 only.
 
     Raises:
-        SettingsError: the model cannot be divided among so many ranks; the message says why.
+        SettingsError: the model cannot be divided among this many ranks; the message says why.
     """
     if program.encoder is not None:
         raise SettingsError(

@@ -44,11 +44,11 @@ class Heads(NamedTuple):
     kv_heads: tuple[Range, ...]
 
     def of_heads(self, columns: int) -> Division:
-        """Return the columns of heads that have so many columns each."""
+        """Return the columns of heads that have this many columns each."""
         return tuple(((a * columns, b * columns),) for a, b in self.heads)
 
     def of_kv_heads(self, columns: int) -> Division:
-        """Return the columns of KV heads that have so many columns each."""
+        """Return the columns of KV heads that have this many columns each."""
         return tuple(((a * columns, b * columns),) for a, b in self.kv_heads)
 
 

@@ -31,7 +31,7 @@ _RAY_LOOK_BACK_SECONDS: Final = 30.0
 
 
 class Load(NamedTuple):
-    """What an autoscaler sees of the replicas that serve.
+    """The state of the serving replicas, as an autoscaler sees it.
 
     Attributes:
         replicas: their number.
@@ -60,7 +60,7 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What holds for every autoscaler.
+    """The limits that hold for every autoscaler.
 
     Attributes:
         least: the fewest replicas, at least 1; there are as many when the traffic begins.
