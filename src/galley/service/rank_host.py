@@ -22,7 +22,7 @@ from galley.links.access import Access, read_access
 from galley.machine import available_cores
 from galley.observe import logs
 from galley.observe.logs import say
-from galley.service.rank import end_with_parent
+from galley.service.process_limits import end_with_parent
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 log = logging.getLogger("galley.rank")
