@@ -113,7 +113,7 @@ async def replay(
     objective: Mapping[str, float],
     price_per_hour: float | None,
     on_end: Callable[[], None] = lambda: None,
-    recorded: RecordedTexts | None = None,
+    texts: Texts | RecordedTexts | None = None,
 ) -> tuple[str, Point, Run]:
     """Send the turns of a trace at their times, and return the model, the figures and the run.
 
@@ -125,14 +125,14 @@ async def replay(
         seed: of the words.
         objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarize`.
         on_end: called at the end of each request.
-        recorded: the prompts of the turns; None: synthetic ones.
+        texts: the prompts of the turns; None: synthetic ones, of words that the server is asked about.
 
     Raises:
         EngineError: the server cannot be reached, or no request succeeds.
         SettingsError: the model has to be named.
     """
     model = model or await first_model(client)
-    texts = recorded or Texts(await Words.learn(client, model, chat=False), seed)
+    texts = texts or Texts(await Words.learn(client, model, chat=False), seed)
     times = [turn.due / speed for turn in turns]
     waits = [None if t.after is None else (t.after, t.pause / speed) for t in turns]
     run = await open_loop(client, requests(turns, model, texts), times, on_end, after=waits)
