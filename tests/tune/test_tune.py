@@ -171,16 +171,7 @@ def _tuning() -> tuple[Tuning, dict[Candidate, float]]:
     ]
     costs = {one: 1.0 + 0.1 * place for place, one in enumerate(every)}
     order = [every[i] for i in (2, 0, 1, 5, 3, 4, 6, 9, 7, 8, 11, 10)]
-    considered = [
-        Considered(
-            candidate=one,
-            forecast=Forecast(
-                ttft=0.1, tpot=0.01, cost=1 + place, at_once=2, fits=True, load=0.1
-            ),
-        )
-        for place, one in enumerate(order)
-    ]
-    tuning = Tuning(conditions={"model": "m"}, peaks=PEAKS, considered=considered)
+    tuning = tuning_of({one: 1 + place / 10 for place, one in enumerate(order)})
     return tuning, costs
 
 
@@ -195,32 +186,28 @@ def test_the_search_finds_the_best_with_little_of_the_trace() -> None:
     best = search(tuning, measure)
     assert best.turns == TURNS
     assert costs[best.candidate] == min(costs.values())
-    assert sum(served) <= TURNS * len(costs) / 5
+    assert sum(served) <= TURNS * len(costs) / 4
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_the_first_round_ends_when_no_other_candidate_may_be_cheaper(noise: float) -> None:
-    """Over random machines: cost is predicted up to a factor for each value of a setting."""
-    space = default_space(4, quantized=False)
-    every = candidates(space, EngineSettings(), 4)
-    ratios, shares = [], []
-    for seed in range(20):
+def test_candidates_are_chosen_by_what_was_measured_before() -> None:
+    """Over random machines, of which the plan knows what some settings gain, and not exactly.
+
+    So the nine candidates that it predicts to be the best are nearly as good as each other.
+    """
+    space = default_space(2, quantized=False)
+    every = candidates(space, EngineSettings(), 2)
+    pairs = [(name, value) for name, values in space.items() for value in values]
+    ratios, ratios_of_nine, shares = [], [], []
+    for seed in range(10):
         own = random.Random(seed)
-        pairs = [(name, value) for name, values in space.items() for value in values]
-        known, unknown = ({pair: own.gauss(0, x) for pair in pairs} for x in (0.4, 0.25))
-        predicted = {one: math.exp(sum(known[pair] for pair in one.values.items())) for one in every}
+        known, unknown = ({pair: own.gauss(0, sd) for pair in pairs} for sd in (0.4, 0.2))
+        known |= {pair: 0.0 for pair in pairs if pair[0] in PREDICTED_TO_BE_ALIKE}
+        predicted = {one: math.exp(sum(known[p] for p in one.values.items())) for one in every}
         costs = {
-            one: cost * math.exp(3 + sum(unknown[pair] for pair in one.values.items()))
+            one: 20 * cost * math.exp(sum(unknown[p] for p in one.values.items()))
             for one, cost in predicted.items()
         }
-        forecasts = [
-            Forecast(ttft=0.1, tpot=0.01, cost=cost, at_once=2, fits=True, load=0.1)
-            for cost in predicted.values()
-        ]
-        considered = [
-            Considered(candidate=one, forecast=f) for one, f in zip(every, forecasts, strict=True)
-        ]
-        tuning = Tuning(conditions={}, peaks=PEAKS, considered=ranked(considered, GOAL))
+        tuning = tuning_of(predicted)
 
         def measure(
             one: Candidate,
@@ -228,32 +215,44 @@ def test_the_first_round_ends_when_no_other_candidate_may_be_cheaper(noise: floa
             costs: dict[Candidate, float] = costs,
             own: random.Random = own,
         ) -> Trial:
-            return trial(one, turns, ttft=0.2, cost=costs[one] * math.exp(own.gauss(0, noise)))
+            return trial(one, turns, ttft=0.2, cost=costs[one] * math.exp(own.gauss(0, 0.05)))
 
-        best = search(tuning, measure)
-        ratios.append(costs[best.candidate] / min(costs.values()))
+        lowest = min(costs.values())
+        ratios.append(costs[search(tuning, measure).candidate] / lowest)
+        nine = [one.candidate for one in tuning.considered[:9]]
+        ratios_of_nine.append(min(costs[one] for one in nine) / lowest)
         shares.append(sum(one.turns for one in tuning.trials) / TURNS / len(every))
-    assert statistics.median(ratios) < 1.05
+    assert statistics.median(ratios) < 1.05 < statistics.median(ratios_of_nine)
     assert max(shares) < 0.02
+
+
+PREDICTED_TO_BE_ALIKE = ("kv_dtype", "max_batch_tokens", "max_running", "speculation")
+
+
+def tuning_of(predicted: dict[Candidate, float]) -> Tuning:
+    """Return a tuning with predicted costs, in which all candidates meet the goal."""
+    considered = [
+        Considered(
+            candidate=one,
+            forecast=Forecast(ttft=0.1, tpot=0.01, cost=cost, at_once=2, fits=True, load=0.1),
+        )
+        for one, cost in predicted.items()
+    ]
+    return Tuning(
+        conditions={"model": "m"}, peaks=PEAKS, considered=ranked(considered, GOAL)
+    )
 
 
 def test_a_candidate_that_no_measurement_can_make_best_is_not_measured() -> None:
     cheap, dear = candidate(), candidate(threads=1)
-    forecasts = {
-        one: Forecast(ttft=0.1, tpot=0.01, cost=cost, at_once=2, fits=True, load=0.1)
-        for one, cost in ((cheap, 1.0), (dear, 3.0))
-    }
+    predicted = {cheap: 1.0, dear: 3.0}
     measured: list[Candidate] = []
 
     def measure(one: Candidate, turns: int) -> Trial:
         measured.append(one)
-        return trial(one, turns, ttft=0.2, cost=50 * (forecasts[one]).cost)
+        return trial(one, turns, ttft=0.2, cost=50 * predicted[one])
 
-    tuning = Tuning(
-        conditions={},
-        peaks=PEAKS,
-        considered=[Considered(candidate=one, forecast=f) for one, f in forecasts.items()],
-    )
+    tuning = tuning_of(predicted)
     assert search(tuning, measure).candidate == cheap
     assert set(measured) == {cheap}
 

@@ -7,7 +7,7 @@ settings is known; one that has not is uncertain, and may be better than predict
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,6 @@ _VALUE: Final = 0.3
 """The same for the value of a setting: the plan errs by about a third in what one gains."""
 _RUNS: Final = 0.1
 """The same for two runs of a candidate."""
-_COST: Final = "cost"
 
 
 class Belief:
@@ -35,94 +34,83 @@ class Belief:
 
     def __init__(
         self,
-        forecasts: dict[Candidate, Forecast | None],
-        trials: Iterable[Trial],
+        forecasts: Mapping[Candidate, Forecast | None],
+        trials: Sequence[Trial],
         goal: Sequence[Limit],
     ) -> None:
         """Fit the predictions to the trials.
 
         Args:
-            forecasts: of all candidates.
-            trials: on parts of the trace of any length; failed ones say nothing.
+            forecasts: of all candidates, in the order of their estimates.
+            trials: on equally many turns of the trace; failed ones say nothing.
             goal: whose latencies are estimated.
         """
-        self._forecasts = forecasts
         self._goal = goal
-        self._worst = max((f.cost for f in forecasts.values() if f is not None), default=1.0)
-        values = {name for one in forecasts for name in _values(one)}
-        used = [trial for trial in trials if not trial.problem and trial.output_tokens]
-        names = sorted(values | {_part(trial.turns) for trial in used})
-        self._places = {name: place for place, name in enumerate(names, 1)}
-        self._fits = {name: self._fit(name, used) for name in (_COST, *(x.name for x in goal))}
+        self._forecasts = list(forecasts.values())
+        names = sorted({name for one in forecasts for name in _values(one)})
+        self._columns = {name: column for column, name in enumerate(names, 1)}
+        self._rows = np.array([self._row(one) for one in forecasts])
+        self._places = {one: place for place, one in enumerate(forecasts)}
+        self._trials = [one for one in trials if not one.problem and one.output_tokens]
 
-    def best_case(self, candidate: Candidate, turns: int) -> Rank:
-        """Return the rank that a candidate may reach on so many turns; five of six are worse.
+    def best_cases(self) -> list[Rank]:
+        """Return the rank that each candidate may reach; five of six are worse.
 
-        A candidate that does not fit in memory reaches none.
+        A candidate that does not fit in memory reaches none, and of one that the plan does not know, nothing
+        is expected but the cost of the worst.
         """
-        forecast = self._forecasts[candidate]
-        if forecast is not None and not forecast.fits:
-            return math.inf, math.inf
-        factors = [1.0, *self._factors(candidate, forecast, turns)]
-        return max(factors), self._least(_COST, candidate, turns, self._predicted_cost(forecast))
-
-    def _factors(
-        self, candidate: Candidate, forecast: Forecast | None, turns: int
-    ) -> Iterator[float]:
-        if forecast is None:
-            return
-        # What a token costs is time of the cores that no other token gets.
-        yield self._least(_COST, candidate, turns, forecast.load)
+        known = [one for one in self._forecasts if one is not None]
+        worst = max((one.cost for one in known), default=1.0)
+        costs = np.array([worst if one is None else one.cost for one in self._forecasts])
+        cheaper = self._least_ratios(costs, [trial.cost for trial in self._trials])
+        loads = np.array([0.0 if one is None else one.load for one in self._forecasts])
+        factors = np.maximum(1.0, loads / self._most_load())
         for limit in self._goal:
-            predicted = forecast.seconds(limit.metric)
-            if predicted is not None:
-                seconds = self._least(limit.name, candidate, turns, predicted)
-                yield seconds / limit.seconds
+            times = [None if f is None else f.seconds(limit.metric) for f in self._forecasts]
+            predicted = np.array([math.nan if time is None else time for time in times])
+            measured = [trial.latencies.get(limit.name) for trial in self._trials]
+            least = predicted * self._least_ratios(predicted, measured)
+            factors = np.fmax(factors, least / limit.seconds)
+        fits = [one is None or one.fits for one in self._forecasts]
+        factors[~np.array(fits)] = math.inf
+        return list(zip(factors.tolist(), (costs * cheaper).tolist(), strict=True))
 
-    def _predicted_cost(self, forecast: Forecast | None) -> float:
-        return self._worst if forecast is None else forecast.cost
+    def _most_load(self) -> float:
+        """Return the predicted load with which a candidate may keep up, as those did that met the goal."""
+        met = [one.candidate for one in self._trials if one.factor(self._goal) <= 1]
+        known = [self._forecasts[self._places[one]] for one in met]
+        return math.exp(_VALUE) * max([1.0, *(one.load for one in known if one is not None)])
 
-    def _predicted(self, name: str, forecast: Forecast | None) -> float | None:
-        if name == _COST:
-            return self._predicted_cost(forecast)
-        return None if forecast is None else forecast.seconds(name.split()[0])
+    def _least_ratios(
+        self, predicted: NDArray[np.float64], measured: Sequence[float | None]
+    ) -> NDArray[np.float64]:
+        """Return how many times its prediction each candidate may be: one standard deviation below the mean.
 
-    def _fit(
-        self, name: str, trials: Sequence[Trial]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the mean and the covariance of the terms of one quantity."""
+        Args:
+            predicted: of each candidate; NaN: nothing is.
+            measured: in each trial; None, or infinite: too many requests failed.
+        """
         rows, targets = [], []
-        for trial in trials:
-            measured = trial.cost if name == _COST else trial.latencies.get(name)
-            predicted = self._predicted(name, self._forecasts.get(trial.candidate))
-            if measured and predicted:
-                rows.append(self._row(trial.candidate, trial.turns))
-                targets.append(math.log(measured / predicted))
-        size = 1 + len(self._places)
+        for trial, value in zip(self._trials, measured, strict=True):
+            place = self._places[trial.candidate]
+            if value and math.isfinite(value) and predicted[place] > 0:
+                rows.append(self._rows[place])
+                targets.append(math.log(value / predicted[place]))
+        size = self._rows.shape[1]
         precision = np.full(size, _VALUE**-2)
         precision[0] = _SCALE**-2
         matrix = np.array(rows).reshape(len(rows), size)
         covariance = np.linalg.inv(np.diag(precision) + matrix.T @ matrix / _RUNS**2)
-        return covariance @ matrix.T @ np.array(targets) / _RUNS**2, covariance
+        mean = covariance @ matrix.T @ np.array(targets) / _RUNS**2
+        deviations = np.sqrt(np.einsum("ij,jk,ik->i", self._rows, covariance, self._rows))
+        least: NDArray[np.float64] = np.exp(self._rows @ mean - deviations)
+        return least
 
-    def _row(self, candidate: Candidate, turns: int) -> NDArray[np.float64]:
-        row = np.zeros(1 + len(self._places))
-        row[0] = 1.0
-        for name in (*_values(candidate), _part(turns)):
-            if name in self._places:
-                row[self._places[name]] = 1.0
+    def _row(self, candidate: Candidate) -> NDArray[np.float64]:
+        row = np.zeros(1 + len(self._columns))
+        row[[0, *(self._columns[name] for name in _values(candidate))]] = 1.0
         return row
-
-    def _least(self, name: str, candidate: Candidate, turns: int, predicted: float) -> float:
-        """Return a quantity's predicted value, corrected, less one standard deviation."""
-        mean, covariance = self._fits[name]
-        row = self._row(candidate, turns)
-        return predicted * math.exp(row @ mean - math.sqrt(row @ covariance @ row))
 
 
 def _values(candidate: Candidate) -> Iterator[str]:
     return (f"{name} {value}" for name, value in candidate.values.items())
-
-
-def _part(turns: int) -> str:
-    return f"{turns} turns"

@@ -165,17 +165,17 @@ class Search:
 
     def _first_round(self, count: int, part: int) -> list[Trial]:
         """Measure candidates as long as one may be better than the best; return the trials, best first."""
-        trials: list[Trial] = []
-        waiting = [one.candidate for one in self.tuning.considered]
         forecasts = {one.candidate: one.forecast for one in self.tuning.considered}
-        while waiting and len(trials) < count:
-            belief = Belief(forecasts, trials, self.goal)
-            ranks = [belief.best_case(one, part) for one in waiting]
-            rank = min(ranks)
+        trials: list[Trial] = []
+        while len(trials) < min(count, len(forecasts)):
+            measured = {trial.candidate for trial in trials}
+            cases = zip(forecasts, Belief(forecasts, trials, self.goal).best_cases(), strict=True)
+            # Among equals, the first is the one that is predicted to be the best.
+            candidate, rank = min(
+                (case for case in cases if case[0] not in measured), key=lambda case: case[1]
+            )
             if trials and not _is_worth(rank, min(map(self._rank, trials))):
                 break
-            # Among equals, the first is the one that is predicted to be the best.
-            candidate = waiting.pop(ranks.index(rank))
             trials.append(self._tried(candidate, part))
         return sorted(trials, key=self._rank)
 
