@@ -26,7 +26,7 @@ RATE = 5e-5
 WARM_UP = 0.1
 """Share of the steps in which the rate grows; it then falls to 0 linearly."""
 MOST_TOKENS = 64
-EVERY = 50
+EVERY = 20
 """Steps between two lines of the log."""
 
 

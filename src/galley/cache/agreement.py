@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from galley.cache.facts import Facts, same_numbers
+from galley.cache.facts import same_facts
 from galley.cache.tuning import Pair, is_below
 
 _STEPS: Final = 1000
@@ -77,7 +77,7 @@ def _step(pair: Pair, similarity: Callable[[str, str], float]) -> int:
     """Return the highest step at which the two agree, as :meth:`galley.cache.semantic.Semantic.agree` has it."""
     if pair.first.split() == pair.second.split():
         return _STEPS
-    if not same_numbers(Facts(pair.first), Facts(pair.second)):
+    if not same_facts(pair.first, pair.second):
         return 0
     cosine = similarity(pair.first, pair.second)
     return max(0, min(_STEPS, math.floor(cosine * _STEPS + 1e-9)))

@@ -94,7 +94,10 @@ class CacheSettings(ModelSettings):
         0.01, "Cache", "share of false hits above which semantic hits are turned off"
     )
     semantic_cache_agreement: Annotated[float, Meta(gt=0, le=1)] = setting(
-        0.8, "Cache", "cosine of two answers below which a checked hit counts as false"
+        0.65,
+        "Cache",
+        "cosine of two answers below which a checked hit counts as false; galley cache tune --answers finds "
+        "it for the model",
     )
 
     record: str = setting(
