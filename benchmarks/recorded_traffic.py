@@ -2,9 +2,9 @@
 
     python -m benchmarks.recorded_traffic [MODEL] [--seconds 180] [--rate 5] [--json FILE]
 
-The traffic has bursts (a Poisson process whose rate changes between calm and busy) and sessions, whose turns
-begin with all earlier ones, behind one of a few system prompts. An hour of it at 0.25 requests a second has
-as many requests as three minutes at 5; the shorter one asks more of the replay's clock.
+The traffic has bursts (a Poisson process whose rate changes between calm and busy) and sessions. A turn
+begins with all earlier ones of its session, behind one of a few system prompts. An hour at 0.25 requests a
+second has as many requests as three minutes at 5; the shorter one asks more of the replay's clock.
 
 The replay is sent to a server that records, too. Arrivals are compared as the two servers recorded them, in
 order of arrival, and as the client sent them.
@@ -32,9 +32,9 @@ from galley.settings.engine import EngineSettings
 from galley.traffic.trace import Turn, read_trace
 
 WORDS: Final = (
-    "harbor lantern meadow violet copper pebble thunder walnut velvet saddle orchard candle marble "
-    "whisper compass anchor bramble cobweb drizzle ember feather garnet hollow ivory juniper kettle"
-).split()
+    *("harbor", "lantern", "meadow", "violet", "copper", "pebble", "thunder", "walnut", "velvet"),
+    *("saddle", "orchard", "candle", "marble", "whisper", "compass", "anchor", "bramble", "cobweb"),
+)
 """Of which all texts are made, and for which the record is searched."""
 SYSTEM_PROMPTS: Final = 4
 BUSY: Final = 6.0
@@ -85,7 +85,10 @@ def traffic(rate: float, seconds: float, seed: int = 0) -> list[Asked]:
         messages = [{"role": "system", "content": systems[random.integers(SYSTEM_PROMPTS)]}]
         due, pause = begins, 0.0
         for turn in range(min(MOST_TURNS, random.geometric(1 / TURNS))):
-            messages = [*messages, {"role": "user", "content": text(random, random.integers(6, 24))}]
+            messages = [
+                *messages,
+                {"role": "user", "content": text(random, int(random.integers(6, 24)))},
+            ]
             planned.append((due, session, turn, pause, messages))
             # What the model answers is not known yet, so another answer goes on.
             messages = [*messages, {"role": "assistant", "content": text(random, 12)}]

@@ -63,7 +63,9 @@ def prepared(options: argparse.Namespace, folder: Path) -> Job:
     trace = folder / "trace.jsonl"
     write_trace(trace, options.requests, options.rate)
     wanted = Wanted(
-        settings=EngineSettings(model=checkpoint(options.shape) if options.shape else options.model),
+        settings=EngineSettings(
+            model=checkpoint(options.shape) if options.shape else options.model
+        ),
         goal=parse_goal(options.slo),
         turns=read_trace(trace),
         trace="generated",

@@ -1,10 +1,11 @@
 """Train a cross-encoder that compares two questions, from an encoder and labeled pairs.
 
-    python -m recipes.questions.cross_encoder all-MiniLM-L6-v2 pairs.jsonl --output reranker --held-out rest.jsonl
+    python -m recipes.questions.cross_encoder all-MiniLM-L6-v2 pairs.jsonl --output reranker \\
+        --held-out rest.jsonl
 
 The encoder is a BERT in transformers' format; the cross-encoder is one with a label, which ``galley serve``
-serves as a reranker. Pairs are divided so that no text is in both parts; those that are held out are written
-down, for ``galley cache tune --reranker`` and ``benchmarks.semantic_cache``.
+serves as a reranker. Pairs are divided so that no text is in both parts. Those that are held out are
+written down, for ``galley cache tune --reranker`` and ``benchmarks.semantic_cache``.
 """
 
 from __future__ import annotations
@@ -94,13 +95,16 @@ def train(base: str, pairs: Sequence[Pair], steps: int, output: Path, seed: int)
         logits = model(**inputs).logits[:, 0]
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         mean += (loss.item() - mean) / min(step, EVERY)
         if step % EVERY == 0:
-            print(f"step {step} of {steps}: loss {mean:.3f}, {time.process_time():.0f} CPU s", flush=True)
+            print(
+                f"step {step} of {steps}: loss {mean:.3f}, {time.process_time():.0f} CPU s",
+                flush=True,
+            )
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -103,7 +103,9 @@ def test_mistakes_about_answers_are_those_of_a_plain_count() -> None:
     rng = random.Random(2)
     words = ["yes", "no", "2 days", "3 days", "it is"]
     pairs = [
-        Pair(" ".join(rng.choices(words, k=2)), " ".join(rng.choices(words, k=2)), rng.random() < 0.5)
+        Pair(
+            " ".join(rng.choices(words, k=2)), " ".join(rng.choices(words, k=2)), rng.random() < 0.5
+        )
         for _ in range(300)
     ]
     cosines = {pair[:2]: rng.uniform(-0.2, 1) for pair in pairs}
@@ -142,9 +144,13 @@ def test_answers_that_say_the_same_rarely_count_as_false_hits(embedder: LLM) -> 
 def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
     data, written = tmp_path / "pairs.csv", tmp_path / "galley.yaml"
     answers = tmp_path / "answers.jsonl"
-    said = [(f"Shelf {n} is on the left.", f"You find shelf {n} on the left.", 1) for n in range(320)]
+    said = [
+        (f"Shelf {n} is on the left.", f"You find shelf {n} on the left.", 1) for n in range(320)
+    ]
     said += [(f"Shelf {n} is on the left.", f"Call {n} people tomorrow.", 0) for n in range(9)]
-    answers.write_text("\n".join(json.dumps(dict(zip("ab", x, strict=False), same=x[2])) for x in said))
+    answers.write_text(
+        "\n".join(json.dumps(dict(zip("ab", x, strict=False), same=x[2])) for x in said)
+    )
     lines = ["question1,question2,is_duplicate"]
     lines += [f"Where is shelf {n}?,Where can I find shelf {n}?,1" for n in range(320)]
     lines += [f"Where is shelf {n}?,Where is shelf {n + 1}?,0" for n in range(10)]

@@ -151,7 +151,9 @@ def test_replicas_have_cores_of_their_own() -> None:
         found = candidates(default_space(cores, quantized=False), EngineSettings(), cores)
         assert {(one.replicas, one.threads) for one in found} == pairs
     space = parse_space(default_space(4, quantized=False), ["replicas=2", "threads=4"])
-    with pytest.raises(SettingsError, match="2 replicas of 4 threads each are more than the 4 cores"):
+    with pytest.raises(
+        SettingsError, match="2 replicas of 4 threads each are more than the 4 cores"
+    ):
         candidates(space, EngineSettings(), 4)
     with pytest.raises(SettingsError, match="at least 1"):
         candidates(parse_space(space, ["replicas=0"]), EngineSettings(), 4)
@@ -238,9 +240,7 @@ def tuning_of(predicted: dict[Candidate, float]) -> Tuning:
         )
         for one, cost in predicted.items()
     ]
-    return Tuning(
-        conditions={"model": "m"}, peaks=PEAKS, considered=ranked(considered, GOAL)
-    )
+    return Tuning(conditions={"model": "m"}, peaks=PEAKS, considered=ranked(considered, GOAL))
 
 
 def test_a_candidate_that_no_measurement_can_make_best_is_not_measured() -> None:

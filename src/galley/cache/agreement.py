@@ -51,9 +51,7 @@ class Agreement:
         return is_below(self.alarms, self.same, budget)
 
 
-def agreements(
-    pairs: Sequence[Pair], similarity: Callable[[str, str], float]
-) -> list[Agreement]:
+def agreements(pairs: Sequence[Pair], similarity: Callable[[str, str], float]) -> list[Agreement]:
     """Return the mistakes of each cosine above 0, ascending.
 
     Args:
@@ -74,7 +72,7 @@ def agreements(
 
 
 def _step(pair: Pair, similarity: Callable[[str, str], float]) -> int:
-    """Return the highest step at which the two agree, as :meth:`galley.cache.semantic.Semantic.agree` has it."""
+    """Return the highest step at which the two agree by :meth:`galley.cache.semantic.Semantic.agree`."""
     if pair.first.split() == pair.second.split():
         return _STEPS
     if not same_facts(pair.first, pair.second):

@@ -41,8 +41,8 @@ CHUNKS_IN_FLIGHT: Final = 8
 class Transcriber(Closable):
     """A loaded speech model. Use it as a context manager or call :meth:`close`; nothing is left running.
 
-    Several threads may transcribe at once; their chunks share the engine's batch. For several recordings at a
-    time, :meth:`together` is faster.
+    Several threads may transcribe at once; their chunks share the engine's batch. For several recordings,
+    :meth:`together` is faster.
     """
 
     def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
@@ -168,9 +168,7 @@ class Transcriber(Closable):
             recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
-    def together(
-        self, transcriptions: Sequence["Transcription"]
-    ) -> Iterator[tuple[int, Segment]]:
+    def together(self, transcriptions: Sequence["Transcription"]) -> Iterator[tuple[int, Segment]]:
         """Transcribe several recordings at the same time, in the caller's thread.
 
         Their chunks share the engine's steps, as those of several threads do, but no thread waits for

@@ -56,8 +56,8 @@ class Belief:
     def best_cases(self) -> list[Rank]:
         """Return the rank that each candidate may reach; five of six are worse.
 
-        A candidate that does not fit in memory reaches none, and of one that the plan does not know, nothing
-        is expected but the cost of the worst.
+        A candidate that does not fit in memory reaches none. One that the plan knows nothing of is expected
+        to cost as much as the worst.
         """
         known = [one for one in self._forecasts if one is not None]
         worst = max((one.cost for one in known), default=1.0)
@@ -84,7 +84,7 @@ class Belief:
     def _least_ratios(
         self, predicted: NDArray[np.float64], measured: Sequence[float | None]
     ) -> NDArray[np.float64]:
-        """Return how many times its prediction each candidate may be: one standard deviation below the mean.
+        """Return how many times its prediction each candidate may be: one deviation below the mean.
 
         Args:
             predicted: of each candidate; NaN: nothing is.

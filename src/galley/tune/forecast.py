@@ -119,7 +119,7 @@ class Forecaster:
                 break
             at_once = following
         assert prediction is not None
-        load = min(rate / prediction.requests_per_second, wanted / candidate.max_running)
+        used = min(rate / prediction.requests_per_second, wanted / candidate.max_running)
         threads = candidate.threads if self._other is None else 1
         memory = prediction.memory
         return Forecast(
@@ -128,7 +128,7 @@ class Forecaster:
             cost=1000 * threads / prediction.tokens_per_second,
             at_once=at_once,
             fits=replicas * (memory.total - memory.reserve) + memory.reserve <= memory.available,
-            load=load,
+            load=used,
         )
 
     def _sizes_of(self, candidate: Candidate) -> ModelSizes:

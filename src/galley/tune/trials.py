@@ -71,7 +71,7 @@ class Bench:
         speed: how many times as fast as recorded.
         goal: latencies to measure.
         seed: of synthetic texts.
-        texts: the prompts of all turns; None: synthetic ones, of words that the first server is asked about.
+        texts: the prompts of all turns; None: synthetic ones, of words that the first server counts.
     """
 
     settings: EngineSettings
@@ -107,7 +107,7 @@ class Bench:
             model = await first_model(client)
             # The words are the same for all candidates, and finding them is no part of what they cost.
             self.texts = self.texts or Texts(
-                await Words.learn(client, model, chat=False), self.seed
+                await Words.learn(client, model, chat=False), self.seed, self.turns
             )
             before = cpu_seconds(pid)
             _, point, run = await replay(
