@@ -116,6 +116,7 @@ def main() -> None:
         "share of the time": (middle - began) / (ended - middle),
         "starts": {"tune": len(searched), "exhaustive": len(every)},
         "seconds replayed": {"tune": replayed(job, searched), "exhaustive": replayed(job, every)},
+        "the same winner": len(set(winners.values())) == 1,
         "winners": {name: str(candidate) for name, candidate in winners.items()},
         "costs, CPU s per 1,000 tokens": costs,
         "cost of tune's to the best": statistics.median(costs["tune"])

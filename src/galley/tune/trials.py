@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from galley.bench.serve.client import CallFailed, Client
+from galley.bench.serve.load import open_loop
 from galley.bench.serve.replay import RecordedTexts, Texts, replay
 from galley.bench.serve.server import started
 from galley.bench.serve.session import first_model
 from galley.bench.serve.words import Words
+from galley.bench.serve.workload import PATHS, Prepared
 from galley.errors import EngineError
 from galley.machine import cpu_seconds
 from galley.settings.engine import EngineSettings
@@ -109,6 +112,7 @@ class Bench:
             self.texts = self.texts or Texts(
                 await Words.learn(client, model, chat=False), self.seed, self.turns
             )
+            await _warm_up(client, model, 2 * candidate.replicas)
             before = cpu_seconds(pid)
             _, point, run = await replay(
                 client,
@@ -131,3 +135,18 @@ class Bench:
             output_tokens=sum(s.output_tokens for s in run.samples if not s.error),
             cached_share=point.cached_share,
         )
+
+
+async def _warm_up(client: Client, model: str, count: int) -> None:
+    """Send requests at the same time: the first ones of a server cost as much as ten later ones."""
+    body = {"model": model, "max_tokens": 4, "temperature": 0, "stream": True}
+    requests = (
+        Prepared(
+            PATHS["completions"],
+            json.dumps(body | {"prompt": f"{number} warms up"}).encode(),
+            "application/json",
+            True,
+        )
+        for number in range(count)
+    )
+    await open_loop(client, requests, [0.0] * count)
