@@ -47,11 +47,12 @@ elif "serve" in sys.orig_argv:
     from galley.gateway.receipt import Receipt
     from galley.observe.engines import EngineTotals
     from galley.observe.metrics import Metrics, ModelMetrics
-    from galley.observe.tally import Tally
+    from galley.observe.tally import Sum, Tally
     from galley.observe.tenants import TenantMetrics
     blank(prometheus_client.Counter, "inc")
     blank(prometheus_client.Gauge, "inc", "dec", "set")
     blank(Receipt, "add")
+    blank(Sum, "inc")
     blank(Tally, "observe")
     blank(EngineTotals, "observe")
     blank(TenantMetrics, "answered", "begun", "ended", "limited")

@@ -72,7 +72,7 @@ def burst_times(random: np.random.Generator, rate: float, seconds: float) -> Ite
 
 
 def text(random: np.random.Generator, words: int) -> str:
-    """Return a text of so many words."""
+    """Return a text of this many words."""
     return " ".join(random.choice(WORDS, words))
 
 
@@ -155,7 +155,7 @@ def replayed(model: str, folder: Path, turns: list[Turn]) -> tuple[list[Turn], R
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured; times in milliseconds, shares of prompt tokens in per cent.
+    """What was measured; times in milliseconds, shares of prompt tokens in percent.
 
     Attributes:
         arrivals_p50, arrivals_p99, arrivals_max: differences between the arrivals of the two records.

@@ -46,7 +46,7 @@ SPACE: Final = (
 
 
 def write_trace(file: Path, requests: int, rate: float) -> None:
-    """Write a generated trace in GuideLLM's form, with so many requests a second."""
+    """Write a generated trace in GuideLLM's form, at this many requests a second."""
     random = np.random.default_rng(0)
     times = np.cumsum(random.exponential(1 / rate, requests))
     prompts = np.clip(random.lognormal(4.6, 0.7, requests), 16, 600)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from galley.machine import available_cores, available_memory, cpu_seconds, with_descendants
+from galley.machine import (
+    available_cores,
+    available_memory,
+    cpu_seconds,
+    oom_kills,
+    raise_open_files,
+    with_descendants,
+)
 
 GIB = 2**30
 
@@ -204,3 +212,35 @@ def test_cpu_time_of_a_process_and_its_children_is_finer_than_a_tick() -> None:
     assert 0.1 <= used < 1
     assert abs(100 * used - round(100 * used)) > 1e-6
     assert cpu_seconds(process.pid) == 0
+
+
+def test_open_files_where_a_limit_is_refused_that_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on macOS, which reports no hard limit."""
+    limits = (256, resource.RLIM_INFINITY)
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal limits
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    raise_open_files()
+    assert limits == (10_240, resource.RLIM_INFINITY)
+
+
+def test_kills_for_lack_of_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
+    machine = write(tmp_path / "proc", {"vmstat": "pgfault 9\noom_kill 70"}) / "vmstat"
+    v2 = write(tmp_path / "v2", {"app/memory.events": "oom 2\noom_kill 3", "self": "0::/app"})
+    assert oom_kills(v2, v2 / "self", machine) == 3
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 5"
+    v1 = write(
+        tmp_path / "v1", {"memory/memory.oom_control": control, "self": "4:memory:/docker/x"}
+    )
+    assert oom_kills(v1, v1 / "self", machine) == 5
+    root = write(tmp_path / "root", {"self": "0::/"})
+    assert oom_kills(root, root / "self", machine) == 70
+    assert oom_kills(root, root / "self", tmp_path / "none") is None

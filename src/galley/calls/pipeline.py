@@ -35,7 +35,7 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What to make of each call.
+    """The results to make for each call.
 
     Attributes:
         transcribe: options of the transcription, with word times.
@@ -123,7 +123,7 @@ class Pipeline:
         return opened
 
     def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
-        # Two channels with different sounds are two speakers.
+        # Two channels with different audio are two speakers.
         if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
             return self._by_channel(recording)
         options, transcribed = self._options, _Transcribed([])

@@ -1,4 +1,4 @@
-"""What the plan predicts of candidates on recorded traffic, before anything is measured."""
+"""The plan's predictions for candidates on recorded traffic, before anything is measured."""
 
 import dataclasses
 import math
@@ -161,5 +161,5 @@ class Forecaster:
 
 
 def slower(traffic: Traffic, servers: int) -> Traffic:
-    """Return the traffic of one of so many servers that share it."""
+    """Return the traffic of one of this many servers that share it."""
     return dataclasses.replace(traffic, rate=traffic.rate / servers)

@@ -22,7 +22,7 @@ from galley.tune.trials import Trial
 
 VERSION: Final = 2
 ETA: Final = 3
-"""In each round a third of the candidates go on, on three times as much of the trace."""
+"""In each round, a third of the candidates continue, on three times as much of the trace."""
 
 ROUNDS: Final = 3
 
@@ -61,7 +61,7 @@ class Tuning(msgspec.Struct, kw_only=True):
     trials: list[Trial] = []
 
     def trial(self, candidate: Candidate, turns: int) -> Trial | None:
-        """Return the trial of a candidate on so many turns; None: there is none, or it failed."""
+        """Return the trial of a candidate on this many turns; None: there is none, or it failed."""
         found = (t for t in self.trials if t.candidate == candidate and t.turns == turns)
         return next((trial for trial in found if not trial.problem), None)
 
@@ -107,9 +107,9 @@ def forecast_factor(forecast: Forecast, goal: Sequence[Limit]) -> float:
 
 
 def rounds(count: int, turns: int) -> list[tuple[int, int]]:
-    """Return (candidates, turns) of each round for at most so many candidates and turns in all.
+    """Return (candidates, turns) of each round for at most this many candidates and turns in all.
 
-    A round after which all of its candidates would go on decides nothing, and is left out.
+    A round after which all of its candidates would continue decides nothing, and is left out.
     """
     sizes = [max(1, count // ETA**number) for number in range(ROUNDS)]
     parts = [math.ceil(turns / ETA ** (ROUNDS - 1 - number)) for number in range(ROUNDS)]
@@ -129,7 +129,7 @@ class Search:
         goal: what is to be met.
         count: the most candidates of the first round.
         turns: of the whole trace.
-        measure: measures a candidate on so many turns.
+        measure: measures a candidate on this many turns.
         on_trial: called with each trial, measured now or before.
     """
 
