@@ -3,11 +3,11 @@
     pip download --no-deps presidio-evaluator==0.3.2; unzip -o presidio_evaluator-*.whl
     python -m benchmarks.redaction_templates presidio_evaluator/data_generator/raw_data --half held-out
 
-The sentences are the templates of Presidio's evaluator (MIT). Names are those of its table of 3,000 people
-of many countries, or with --english those of Faker, firms those of its table of firms, addresses of Faker. A name or an address counts as found
-if all of it is covered. A span counts as wrong if it touches neither; spans that touch a part of an address
-that stands alone, such as a street, count as neither. Addresses are on one line, as in a transcript. The rules were tuned on the lines with even numbers;
-those with odd ones are held out.
+The sentences are the templates of Presidio's evaluator (MIT). Names are those of its table of 3,000 people of
+many countries, or with --english those of Faker; firms those of its table of firms; addresses of Faker, on one
+line, as in a transcript. A name or an address counts as found if all of it is covered. A span counts as wrong if
+it touches neither; spans that touch a part of an address that stands alone, such as a street, count as neither.
+The rules were tuned on the lines with even numbers; those with odd ones are held out.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from galley.redact.spans import Kind, Span
 
 _SLOT: Final = re.compile(r"\{\{?([a-z_0-9]+)\}?\}")
 _ADDRESS_PARTS: Final = frozenset(
-    "street_name building_number secondary_address postcode zipcode state_abbr".split()
+    ["street_name", "building_number", "secondary_address", "postcode", "zipcode", "state_abbr"]
 )
 _KINDS: Final[tuple[Kind, ...]] = ("name", "address")
 
@@ -120,7 +120,9 @@ def counts(texts: Iterator[Filled], show: int) -> tuple[Counter[str], ...]:
             covered[span.kind] += whole
             if not whole and show:
                 show -= 1
-                print(f"missed {part!r} in {filled.text[max(0, span.start - 40) : span.end + 40]!r}")
+                print(
+                    f"missed {part!r} in {filled.text[max(0, span.start - 40) : span.end + 40]!r}"
+                )
         for span in spans:
             if span.kind not in _KINDS or any(_touch(span, *place) for place in filled.neutral):
                 continue
@@ -145,8 +147,12 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--half", choices=("tuned", "held-out"), default="held-out")
-    parser.add_argument("--english", action="store_true", help="names of the US, Britain and Canada")
-    parser.add_argument("--times", type=int, default=20, help="how often each template is filled in")
+    parser.add_argument(
+        "--english", action="store_true", help="names of the US, Britain and Canada"
+    )
+    parser.add_argument(
+        "--times", type=int, default=20, help="how often each template is filled in"
+    )
     parser.add_argument("--show", type=int, default=0, help="print so many errors")
     arguments = parser.parse_args()
     lines = (arguments.folder / "templates.txt").read_text(encoding="utf-8").splitlines()
@@ -155,7 +161,12 @@ def main() -> None:
     texts = (filler.fill(line) for _ in range(arguments.times) for line in mine)
     values, covered, found, right = counts(texts, arguments.show)
     rows = [
-        (kind, f"{values[kind]:,}", f"{covered[kind] / values[kind]:.1%}", f"{right[kind] / found[kind]:.1%}")
+        (
+            kind,
+            f"{values[kind]:,}",
+            f"{covered[kind] / values[kind]:.1%}",
+            f"{right[kind] / found[kind]:.1%}",
+        )
         for kind in _KINDS
     ]
     print(table(("kind", "values", "found", "right"), rows))

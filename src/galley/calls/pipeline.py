@@ -159,9 +159,7 @@ class Pipeline:
     ) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
-        transcription = self._transcriber.transcribe_audio(
-            audio, options.transcribe, silent=silent
-        )
+        transcription = self._transcriber.transcribe_audio(audio, options.transcribe, silent=silent)
         redactor = Redactor(options.redact)
         for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)

@@ -36,7 +36,9 @@ _WEAK: Final = frozenset(
 )
 """Followed by other words as often as by names, so a name needs two capitalized words here."""
 
-_SAYS_WHO: Final = frozenset({"my name", "my name's", "name's", "first name", "last name", "surname"})
+_SAYS_WHO: Final = frozenset(
+    {"my name", "my name's", "name's", "first name", "last name", "surname"}
+)
 """What follows is a name, whatever the list says, even in a transcript without capitals."""
 
 _AFTER: Final = ("speaking", "here", "calling", "on the line", "is my name")
@@ -54,7 +56,9 @@ _NOT_NAMES: Final = frozenset(
         "speaking street avenue road lane drive inc llc ltd corp company bank"
     )
 )
-_PARTICLES: Final = frozenset(words("de da van von der den la le bin al o di del st mc ter ten dos"))
+_PARTICLES: Final = frozenset(
+    words("de da van von der den la le bin al o di del st mc ter ten dos")
+)
 
 _PLACES: Final = frozenset(
     words(
@@ -89,7 +93,9 @@ _PLACES: Final = frozenset(
 )
 """Towns, states and countries; alone, and beside an unknown word, they are taken for places."""
 _OF_PLACES: Final = frozenset(
-    words("new north south east west port lake fort mount mt saint st san santa los las el upper lower")
+    words(
+        "new north south east west port lake fort mount mt saint st san santa los las el upper lower"
+    )
 )
 _NO_PERSON: Final = frozenset(
     words(
@@ -108,7 +114,9 @@ _STATES: Final = frozenset(
         "NM NY NC ND OH OK OR PA RI SC SD TN TX UT VT VA WA WV WI WY"
     )
 )
-_WHERE: Final = frozenset(words("in at near to from of into around via city town visit visiting , through"))
+_WHERE: Final = frozenset(
+    words("in at near to from of into around via city town visit visiting , through")
+)
 """What comes before the name of a town more often than before that of a person, unless a phrase announces it."""
 _DOES: Final = frozenset(
     words(
@@ -122,7 +130,7 @@ _TOWNS: Final = (
     "stad", "port", "view",
 )  # fmt: skip
 _DETERMINERS: Final = frozenset(words("the a an this that these those our your every each"))
-_ENDS: Final = frozenset(".?!:\n\"\u201c\u201d>;")
+_ENDS: Final = frozenset('.?!:\n"\u201c\u201d>;')
 """The token after one of these begins a sentence, and has a capital whatever it is."""
 _SPELLING: Final = frozenset(words("spell spelled spelt spelling spells name surname"))
 _SPELLING_REACH: Final = 6
@@ -211,6 +219,8 @@ def _listed(tokens: Sequence[Token], at: int) -> int | None:
         return at
     if word in known.common | known.also_words | _PLACES or _is_place(tokens, at):
         return None
+    if _phrases(tokens, at) & _WEAK:
+        return None
     following = tokens[at + 1].word if at + 1 < len(tokens) else ""
     return at if following in _DOES or not _begins_sentence(tokens, at) else None
 
@@ -272,23 +282,34 @@ def _extended(tokens: Sequence[Token], at: int) -> int:
 
 
 def _spelled(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
-    """Yield names that are spelled out: single letters, some after a word about spelling or names."""
+    """Yield names that are spelled out after a word about spelling: "S-M-Y-T-H", "S as in Sam, M ..."."""
     at = 0
     while at < len(tokens):
-        letters, last, index = 0, at, at
-        while index < len(tokens) and (_is_letter(tokens[index]) or tokens[index].text in "-,."):
-            if _is_letter(tokens[index]):
-                letters, last = letters + 1, index
-            index += 1
-        if letters >= _SPELLED and _is_letter(tokens[at]):
-            before = {token.word for token in tokens[max(0, at - _SPELLING_REACH) : at]}
-            if before & _SPELLING:
-                yield at, last
-        at = max(index, at + 1)
+        letters, index, last = 0, at, at
+        while index < len(tokens):
+            if (end := _letter(tokens, index)) is not None:
+                letters, last, index = letters + 1, end, end + 1
+            elif letters and tokens[index].text in "-,.":
+                index += 1
+            else:
+                break
+        before = {token.word for token in tokens[max(0, at - _SPELLING_REACH) : at]}
+        if letters >= _SPELLED and before & _SPELLING:
+            yield at, last
+        at = max(last, at) + 1
 
 
-def _is_letter(token: Token) -> bool:
-    return len(token.text) == 1 and token.text.isalpha()
+def _letter(tokens: Sequence[Token], at: int) -> int | None:
+    """Return the last token of a letter that is spelled, with what explains it; None if there is none."""
+    text = tokens[at].text
+    if len(text) != 1 or not text.isalpha():
+        return None
+    for phrase in (("as", "in"), ("like",), ("for",)):
+        end = at + len(phrase) + 1
+        words_after = tuple(token.word for token in tokens[at + 1 : end])
+        if words_after == phrase and end < len(tokens) and tokens[end].word[0] == text.lower():
+            return end
+    return at
 
 
 def _run(tokens: Sequence[Token], at: int) -> int:
@@ -308,16 +329,16 @@ def _run(tokens: Sequence[Token], at: int) -> int:
 def _phrases(tokens: Sequence[Token], at: int) -> Set[str]:
     """Return the phrases that announce a name and end before a token."""
     before = [token.word for token in tokens[max(0, at - _LONGEST_PHRASE - 1) : at]]
+    found = {" ".join(before[-length:]) for length in range(1, _LONGEST_PHRASE + 1)}
     if before and before[-1] in (",", "is", ":", "was", "?"):
         before.pop()
-    return {" ".join(before[-length:]) for length in range(1, _LONGEST_PHRASE + 1)} & _BEFORE
+        found |= {" ".join(before[-length:]) for length in range(1, _LONGEST_PHRASE + 1)}
+    return found & _BEFORE
 
 
 def _has_title(tokens: Sequence[Token], at: int) -> bool:
     before = [token.word for token in tokens[max(0, at - 2) : at]]
-    return bool(before) and (
-        before[-1] in _TITLES or (before[-1] == "." and before[0] in _TITLES)
-    )
+    return bool(before) and (before[-1] in _TITLES or (before[-1] == "." and before[0] in _TITLES))
 
 
 def _is_other(tokens: Sequence[Token], at: int, last: int) -> bool:
@@ -334,8 +355,10 @@ def _is_other(tokens: Sequence[Token], at: int, last: int) -> bool:
     following = [token.text for token in tokens[last + 1 : last + 3]]
     if following and following[0].lower() in _NO_PERSON and following[0][0].isupper():
         return True
-    state = following[:1] == [","] and following[1:2] and (
-        following[1] in _STATES or following[1].lower() in _PLACES
+    state = (
+        following[:1] == [","]
+        and following[1:2]
+        and (following[1] in _STATES or following[1].lower() in _PLACES)
     )
     return bool(state) or following[:1] == ["&"]
 

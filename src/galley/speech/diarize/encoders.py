@@ -47,7 +47,7 @@ class Likeness(NamedTuple):
 
 RESEMBLYZER: Final = Likeness(different=0.37, known=0.35, sharpness=12.0)
 """Its vectors have no negative components, so all of them are near each other."""
-MARGIN: Final = Likeness(different=0.62, known=0.6, sharpness=8.0)
+MARGIN: Final = Likeness(different=0.65, known=0.6, sharpness=8.0)
 """Of encoders that were trained with a margin between speakers, as all recent ones are."""
 
 
@@ -92,9 +92,13 @@ class SpeakerEncoder:
         """
         inputs = np.stack([self._sized(self._prepare(_leveled(clip[:PART]))) for clip in clips])
         step = self._batch if isinstance(self._batch, int) else _BATCH
-        found = [self._run(inputs[first : first + step], step) for first in range(0, len(inputs), step)]
+        found = [
+            self._run(inputs[first : first + step], step) for first in range(0, len(inputs), step)
+        ]
         voices = np.concatenate(found)
-        unit: NDArray[np.float32] = voices / np.linalg.norm(voices, axis=1, keepdims=True).clip(1e-9)
+        unit: NDArray[np.float32] = voices / np.linalg.norm(voices, axis=1, keepdims=True).clip(
+            1e-9
+        )
         return unit
 
     def _run(self, inputs: NDArray[np.float32], step: int) -> NDArray[np.float32]:

@@ -55,7 +55,9 @@ class Nets:
                 f"{path} has the inputs {shapes}; expected samples of [1, {WINDOW}], as made by "
                 "recipes/speakers; make it again"
             )
-        self.encoder = SpeakerEncoder(files.encoder or _present(folder / "encoder.onnx"), files.distance)
+        self.encoder = SpeakerEncoder(
+            files.encoder or _present(folder / "encoder.onnx"), files.distance
+        )
 
     def activity(self, windows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the probability that each local speaker is active, float32 ``[windows, FRAMES, 3]``.

@@ -24,9 +24,7 @@ class Turn(NamedTuple):
     end: float
 
 
-def turns_of(
-    found: Observations, speakers: NDArray[np.float32], sharpness: float
-) -> list[Turn]:
+def turns_of(found: Observations, speakers: NDArray[np.float32], sharpness: float) -> list[Turn]:
     """Return the turns in the order of their starts; those of different speakers may overlap.
 
     Args:

@@ -4,7 +4,7 @@ Segmentation finds when somebody speaks, when two do, and, within a window, who 
 voices for one, so voices are also computed of short parts of speech, whoever speaks in them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -31,7 +31,7 @@ ACTIVE: Final = 0.5
 """Least probability of an active speaker."""
 _CENTER: Final = (FRAMES - STEP_FRAMES) // 2
 """First frame of the middle of a window, in which its speech is used for parts."""
-_PART_STEP: Final = PART // 4
+_PART_STEP: Final = PART // 2
 _LEAST_PART: Final = PART // 4
 """Samples of the shortest stretch of speech that has a voice."""
 _PAUSE: Final = SAMPLE_RATE // 4
