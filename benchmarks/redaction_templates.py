@@ -3,11 +3,11 @@
     pip download --no-deps presidio-evaluator==0.3.2; unzip -o presidio_evaluator-*.whl
     python -m benchmarks.redaction_templates presidio_evaluator/data_generator/raw_data --half held-out
 
-The sentences are the templates of Presidio's evaluator (MIT). Names are those of its table of 3,000 people of
-many countries, or with --english those of Faker; firms those of its table of firms; addresses of Faker, on one
-line, as in a transcript. A name or an address counts as found if all of it is covered. A span counts as wrong if
-it touches neither; spans that touch a part of an address that stands alone, such as a street, count as neither.
-The rules were tuned on the lines with even numbers; those with odd ones are held out.
+The sentences are the templates of Presidio's evaluator (MIT). Names are those of its table of 3,000 people
+of many countries, or with --english those of Faker; firms those of its table of firms; addresses of Faker,
+on one line, as in a transcript. A name or an address counts as found if all of it is covered. A span counts
+as wrong if it touches neither; spans that touch a part of an address that stands alone, such as a street,
+count as neither. The rules were tuned on the lines with even numbers; those with odd ones are held out.
 """
 
 import argparse

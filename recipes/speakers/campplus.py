@@ -48,7 +48,7 @@ class _Net:
         return self.graph.add("Relu", self.norm(x, name))
 
     def residual(self, x: str, name: str, stride: int) -> str:
-        step = {"strides": [stride, 1]}
+        step: dict[str, Any] = {"strides": [stride, 1]}
         y = self.conv(x, f"{name}.conv1", pads=[1, 1, 1, 1], **step)
         y = self.conv(self.active(y, f"{name}.bn1"), f"{name}.conv2", pads=[1, 1, 1, 1])
         y = self.norm(y, f"{name}.bn2")
@@ -61,7 +61,7 @@ class _Net:
         add, constant = self.graph.add, self.graph.constant
         one, two = constant(np.array([1], np.int64)), constant(np.array([2], np.int64))
         pads = constant(np.array([0, 0, 0, 0, 0, _SEGMENT - 1], np.int64))
-        pool = {"kernel_shape": [_SEGMENT], "strides": [_SEGMENT]}
+        pool: dict[str, Any] = {"kernel_shape": [_SEGMENT], "strides": [_SEGMENT]}
         length = add("Gather", add("Shape", x), two)
         ones = add("Expand", constant(np.ones(1, np.float32)), add("Shape", x))
         sums, counts = (add("AveragePool", add("Pad", y, pads), **pool) for y in (x, ones))

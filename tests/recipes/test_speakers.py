@@ -1,7 +1,7 @@
 """The networks of diarization are converted as torch computes them."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -57,14 +57,15 @@ class _CamPlus:
     def conv(
         self, x: torch.Tensor, name: str, out: int, kernel: int, **options: object
     ) -> torch.Tensor:
-        apply = functional.conv1d if x.dim() == 3 else functional.conv2d
+        apply: Any = functional.conv1d if x.dim() == 3 else functional.conv2d
         shape = (out, x.shape[1], *[kernel] * (x.dim() - 2))
         bias = None
         if "cam_layer.linear" in name and "local" not in name:
             bias = self.weights.setdefault(
                 f"{name}.bias", torch.linspace(-1, 1, out).half().float()
             )
-        return apply(x, self._weight(name, *shape), bias, **options)  # type: ignore[arg-type, operator]
+        result: torch.Tensor = apply(x, self._weight(name, *shape), bias, **options)
+        return result
 
     def norm(self, x: torch.Tensor, name: str, *, affine: bool = True) -> torch.Tensor:
         count = x.shape[1]
@@ -114,7 +115,7 @@ class _CamPlus:
         ).relu()
         cam = f"{name}.cam_layer"
         local = self.conv(y, f"{cam}.linear_local", 32, 3, padding=dilation, dilation=dilation)
-        parts = [part.mean(-1, keepdim=True).expand_as(part) for part in y.split(100, -1)]
+        parts = [part.mean(-1, keepdim=True).expand_as(part) for part in torch.split(y, 100, -1)]
         context = y.mean(-1, keepdim=True) + torch.cat(parts, -1)
         gate = self.conv(
             self.conv(context, f"{cam}.linear1", 64, 1).relu(), f"{cam}.linear2", 32, 1

@@ -117,7 +117,8 @@ def test_a_filter_bank_has_no_mean_and_the_scale_of_its_framework(
         path = encoder_file(tmp_path / "encoder.onnx", name, ["B", "T", 80], about=about)
         prepared: NDArray[np.float32] = SpeakerEncoder(path)._prepare(speech * 1e-5)
         assert np.allclose(prepared.mean(axis=0), 0, atol=1e-4)
-        return prepared.var(axis=0)
+        found: NDArray[np.float32] = prepared.var(axis=0)
+        return found
 
     # So quiet a clip is below 3D-Speaker's floor, but not below WeSpeaker's, which has 16-bit samples.
     assert variances({"framework": "3d-speaker"}, "x").max() == 0

@@ -81,8 +81,7 @@ def test_what_was_wrong_with_the_file_is_kept(decoder: Decoder) -> None:
 def test_no_space_is_named_and_may_be_tried_again(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b", buffering=0)
-    )
-    with pytest.raises(EngineNotReady, match="No space left on device; set TMPDIR"):
-        KeptRecording(decoder.open(encode("wav", tune(1)), apart=True))
+    with Path("/dev/full").open("w+b", buffering=0) as full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+        with pytest.raises(EngineNotReady, match="No space left on device; set TMPDIR"):
+            KeptRecording(decoder.open(encode("wav", tune(1)), apart=True))

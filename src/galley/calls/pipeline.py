@@ -15,7 +15,7 @@ from galley.calls.ticket import TicketWriter
 from galley.redact.spans import Kind
 from galley.speech import captions
 from galley.speech.decoder import Audio
-from galley.speech.diarize.options import DiarizeOptions, NetFiles
+from galley.speech.diarize.options import BUNDLED_FILES, DiarizeOptions, NetFiles
 from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labeled
 from galley.speech.kept import KeptRecording
 from galley.speech.non_speech import Sounds, Times, find_sounds
@@ -51,7 +51,7 @@ class CallOptions:
 
     transcribe: TranscribeOptions
     diarize: DiarizeOptions
-    speaker_models: NetFiles = NetFiles()
+    speaker_models: NetFiles = BUNDLED_FILES
     redact: tuple[Kind, ...] = ()
     redacted_audio: bool = False
     keep_music: bool = False

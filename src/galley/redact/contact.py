@@ -55,8 +55,8 @@ _TO_POSTCODE: Final = re.compile(r"[^.?!\n]{0,80}")
 """Flat, street and town before a postcode."""
 _FLAT: Final = re.compile(r"\b(?:flat|studio|apartment|unit) \d{1,4}[a-z]?\b,? ", re.IGNORECASE)
 _FORCES: Final = re.compile(
-    r"\b(?:(?:PSC|Unit|CMR) \d{1,5},? Box \d{1,5}|US[A-Z]{1,3} [A-Z][\w' -]{1,30}),? [AFD]PO,? A[AEP],? \d{5}"
-    r"(?:-\d{4})?\b"
+    r"\b(?:(?:PSC|Unit|CMR) \d{1,5},? Box \d{1,5}|US[A-Z]{1,3} [A-Z][\w' -]{1,30}),? [AFD]PO,? A[AEP],? "
+    r"\d{5}(?:-\d{4})?\b"
 )
 """Addresses of the US forces."""
 _STATES: Final = frozenset(

@@ -29,7 +29,7 @@ def resampled(
     """Yield blocks at one sample rate from blocks whose rate may change midway, as in joined files.
 
     Args:
-        blocks: sample rate and samples of each, float32 ``[samples]``, or ``[samples, channels]`` of several.
+        blocks: sample rate and samples of each, float32 ``[samples]``, or ``[samples, channels]``.
         to_rate: the new sample rate, in Hz.
         channels: number of channels.
     """

@@ -20,7 +20,7 @@ from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio, Decoder
 from galley.speech.diarize.diarizer import Diarization
 from galley.speech.diarize.diarizer import load as load_diarizer
-from galley.speech.diarize.options import DiarizeOptions, NetFiles
+from galley.speech.diarize.options import BUNDLED_FILES, DiarizeOptions, NetFiles
 from galley.speech.kept import KeptRecording
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
@@ -209,7 +209,7 @@ class Transcriber(Closable):
         raw: RawPcm | None = None,
         track: int | None = None,
         channel: int | None = None,
-        models: NetFiles = NetFiles(),
+        models: NetFiles = BUNDLED_FILES,
         silent: Sequence[Times] = (),
     ) -> Diarization:
         """Find out who speaks when in a recording, without transcribing it.
@@ -237,7 +237,7 @@ class Transcriber(Closable):
         recording: Audio,
         options: DiarizeOptions,
         *,
-        models: NetFiles = NetFiles(),
+        models: NetFiles = BUNDLED_FILES,
         silent: Sequence[Times] = (),
     ) -> Diarization:
         """Find out who speaks when in an open recording, which is closed; see :meth:`diarize`."""

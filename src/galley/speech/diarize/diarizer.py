@@ -16,7 +16,12 @@ from galley.speech.decoder import Audio
 from galley.speech.diarize.cluster import centroids
 from galley.speech.diarize.encoders import PART, Likeness
 from galley.speech.diarize.nets import Nets
-from galley.speech.diarize.options import MOST_SPEAKERS, DiarizeOptions, NetFiles
+from galley.speech.diarize.options import (
+    BUNDLED_FILES,
+    MOST_SPEAKERS,
+    DiarizeOptions,
+    NetFiles,
+)
 from galley.speech.diarize.turns import Turn, turns_of
 from galley.speech.diarize.voices import Observations, observe, voice_of
 from galley.speech.features import SAMPLE_RATE
@@ -122,7 +127,7 @@ class Diarizer:
 
 
 @lru_cache(maxsize=2)
-def load(files: NetFiles = NetFiles()) -> Diarizer:  # noqa: B008  (it is frozen)
+def load(files: NetFiles = BUNDLED_FILES) -> Diarizer:
     """Return the diarizer with these networks, loaded once. Raises as :class:`Diarizer`."""
     return Diarizer(files)
 

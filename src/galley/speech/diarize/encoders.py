@@ -1,7 +1,7 @@
 """Speaker encoders on onnxruntime, by the form of their input; each turns speech into a voice.
 
-The forms are those in which the encoders are published: Resemblyzer's mel power, the Kaldi filter bank of
-WeSpeaker and 3D-Speaker, and plain samples. The form is recognized by a file's inputs, so no option names it.
+The forms are those in which encoders are published: Resemblyzer's mel power, the Kaldi filter bank of
+WeSpeaker and 3D-Speaker, and plain samples. A file's inputs show its form, so no option names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,15 +80,15 @@ class SpeakerEncoder:
         self.likeness = likeness._replace(
             **({} if different is None else {"different": different, "known": different})
         )
-        probe = self(np.zeros((1, PART), np.float32))
+        probe = self([np.zeros(PART, np.float32)])
         self.width = probe.shape[1]
 
     def __call__(self, clips: Sequence[Samples]) -> NDArray[np.float32]:
         """Return the voices in clips as unit vectors, float32 ``[clips, width]``.
 
         Args:
-            clips: speech of one speaker each, mono float32 ``[samples]`` at 16 kHz; the first 1.6 s are used,
-                and a shorter one is repeated.
+            clips: speech of one speaker each, mono float32 ``[samples]`` at 16 kHz; the first 1.6 s are
+                used, and a shorter one is repeated.
         """
         inputs = np.stack([self._sized(self._prepare(_leveled(clip[:PART]))) for clip in clips])
         step = self._batch if isinstance(self._batch, int) else _BATCH
@@ -163,8 +163,8 @@ class SpeakerEncoder:
             if name in names:
                 return name
         raise UnsupportedModel(
-            f"speaker encoder {self._path} has the outputs {', '.join(names)}; expected a single one, or one "
-            f"named {', '.join(_OUTPUTS)}"
+            f"speaker encoder {self._path} has the outputs {', '.join(names)}; expected a single one, or "
+            f"one named {', '.join(_OUTPUTS)}"
         )
 
     def _other_form(self) -> UnsupportedModel:
@@ -211,7 +211,8 @@ def _filter_bank(*, wespeaker: bool) -> Prepare:
 
     def prepare(clip: Samples) -> NDArray[np.float32]:
         features = bank(clip * scale)
-        return features - features.mean(axis=0)
+        features -= features.mean(axis=0)
+        return features
 
     return prepare
 

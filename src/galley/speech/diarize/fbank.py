@@ -43,7 +43,8 @@ class FilterBank:
         spectrum = np.fft.rfft((frames - np.float32(_PREEMPHASIS) * before) * self._window, _FFT)
         power = np.square(spectrum.real) + np.square(spectrum.imag)
         mels: NDArray[np.float32] = power.astype(np.float32) @ self._bands
-        return np.log(np.maximum(mels, _FLOOR))
+        np.log(np.maximum(mels, _FLOOR), out=mels)
+        return mels
 
 
 def _bands() -> NDArray[np.float32]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from galley.errors import ModelNotFound, UnsupportedModel
 from galley.speech.diarize.encoders import SpeakerEncoder, session
-from galley.speech.diarize.options import NetFiles
+from galley.speech.diarize.options import BUNDLED_FILES, NetFiles
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.sources import Samples
 
@@ -45,7 +45,7 @@ class Nets:
         UnsupportedModel: a file is no such network.
     """
 
-    def __init__(self, files: NetFiles = NetFiles()) -> None:  # noqa: B008  (it is frozen)
+    def __init__(self, files: NetFiles = BUNDLED_FILES) -> None:
         folder = files.folder or BUNDLED
         path = _present(folder / "segmentation.onnx")
         self._segmentation = session(path)
