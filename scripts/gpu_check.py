@@ -10,6 +10,7 @@ elsewhere run in Triton's interpreter, run on the GPU.
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -29,7 +30,7 @@ from galley.lab.random_weights import RandomWeights
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
 from galley.ops.draws import GREEDY
-from galley.ops.executor import ExecutorOptions
+from galley.ops.executor import ExecutorOptions, execute
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.executor import TritonExecutor
 from galley.types import BLOCK_TOKENS, blocks_for
@@ -183,14 +184,17 @@ class Bench:
         return self._seconds([batch] * 7, sampling)
 
     def decode(self, sequences: int) -> float:
-        """Return the seconds of a step in which ``sequences`` decode after CONTEXT tokens."""
+        """Return the seconds of a step in which ``sequences`` decode after CONTEXT tokens.
+
+        As in the engine, each step is submitted while the one before it runs.
+        """
         sampling = SamplingBatch()
         for s in range(sequences):
             sampling.draw(s, 0, GREEDY)
         rows = np.arange(sequences)
         batches = [
             Batch(
-                tokens=rows + step,
+                tokens=-1 - rows if step else rows,  # the draws of the step before
                 positions=np.full(sequences, CONTEXT + step),
                 starts=np.arange(sequences + 1),
                 tables=tuple(s * self.blocks + np.arange(self.blocks) for s in range(sequences))
@@ -199,14 +203,24 @@ class Bench:
             )
             for step in range(STEPS)
         ]
-        return self._seconds(batches, sampling)
+        running = self.executor.submit(batches[0], sampling)
+        times = [time.perf_counter()]
+        for batch in batches[1:]:
+            following = self.executor.follow(running, batch, sampling)
+            self.executor.collect(running)
+            times.append(time.perf_counter())
+            assert following is not None, "greedy tokens are drawn on the device"
+            running = following
+        self.executor.collect(running)
+        # The first steps compile and capture.
+        return statistics.median(b - a for a, b in itertools.pairwise(times[3:]))
 
     def _seconds(self, batches: list[Batch], sampling: SamplingBatch) -> float:
         """Return the median of all but the first three, which compile and capture."""
         times = []
         for batch in batches:
             began = time.perf_counter()
-            self.executor.execute(batch, sampling)
+            execute(self.executor, batch, sampling)
             times.append(time.perf_counter() - began)
         return statistics.median(times[3:])
 

@@ -12,9 +12,11 @@ from galley.engine.assemble import assemble
 from galley.engine.blocks import check_blocks
 from galley.engine.commit import commit
 from galley.engine.encoder_cache import MAX_FEATURE, EncoderCache, EncoderFeatures
+from galley.engine.following import RunningStep, dropping_ended, following_of
 from galley.engine.kv import KVCache
 from galley.engine.prefix_tier import PrefixTier
 from galley.engine.preparing import Prepared, Preparing
+from galley.engine.row_counts import RowCounts, timing_of
 from galley.engine.scheduler import Scheduler, Work
 from galley.engine.sequence import Sequence
 from galley.engine.speculation import EngineSpeculation
@@ -29,7 +31,6 @@ from galley.types import (
     EngineRequest,
     Generate,
     Output,
-    Timing,
 )
 from galley.types.block_hashes import BlockContent
 from galley.types.engine_stats import EngineStats
@@ -63,6 +64,7 @@ class Engine:
         self.info = info
         self._hold_seconds = 0.0
         self._executor = executor
+        self._running: RunningStep | None = None
         self._warm_up = (executor.forward_seconds, executor.sample_seconds)
         self._kv = kv
         self._encoder_cache = encoder_cache
@@ -70,14 +72,13 @@ class Engine:
         self._priority_steps = priority_steps
         self._meter = meter or StepMeter()
         self._speculation = speculation or EngineSpeculation()
+        self._following = following_of(executor, scheduler, self._speculation, self._meter)
         self._sequences: dict[str, Sequence] = {}
         self._preparing = Preparing() if preparing is None else preparing
         self._grammars, self._adapters = self._preparing.grammars, self._preparing.adapters
         self._tier = self._preparing.tier
         self._steps = 0
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
-        self._encoder_rows = 0
+        self._counts = RowCounts()
         self._refused: list[Output] = []  # outputs of requests that never became sequences
 
     @property
@@ -89,7 +90,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         waits = self._tier is not None and self._tier.has_work
-        return waits or bool(self._sequences or self._refused or self._preparing)
+        unfinished = self._sequences or self._refused or self._preparing or self._running
+        return waits or bool(unfinished)
 
     @property
     def is_live(self) -> bool:
@@ -192,7 +194,53 @@ class Engine:
     def step(self) -> list[Output]:
         """Run one step and return an output for each sequence that advanced.
 
-        A step schedules, assembles, submits, collects, commits and emits.
+        A step schedules, assembles, submits, collects, commits and emits. On a device, the step after it
+        may be submitted before it is collected (``following.py``).
+        """
+        if self._running is None and (others := self._before_step()) is not None:
+            return others
+        meter = self._meter
+        meter.begin()
+        try:
+            running = self._running or self._start()
+            if running is None:
+                time.sleep(_GATHERING_SECONDS)
+                return []
+            self._running = self._follow(running)
+            result = self._executor.collect(running.submitted)
+            plan = running.plan
+            if running.follows:
+                plan = dropping_ended(plan, self._is_live)
+                self._counts.count(plan)
+            if not plan:  # all of its sequences have ended
+                meter.awake()
+                return []
+            if result.encoded is not None:
+                self._speculation.encoded(plan, result.encoded)
+            meter.executed(plan)
+        except BaseException:
+            # Such as an interrupt in a notebook: this step's blocks were claimed but never filled.
+            self._running = None
+            self._scheduler.preempt_all()
+            self._kv.take_copies()
+            self._kv.forget_all()
+            raise
+        outputs = commit(plan, result, self._kv)
+        if running.follows:
+            for work in plan:
+                self._scheduler.settle(work.sequence)
+        if self._tier is not None:
+            self._tier.save()
+        self._speculation.settle(plan, meter.seconds)
+        self._steps += 1
+        outputs = self._emit(plan, outputs)
+        meter.end()
+        return outputs
+
+    def _before_step(self) -> list[Output] | None:
+        """Take in requests that have become ready; return None if a sequence can run.
+
+        Otherwise return the outputs of refused requests, or none after a moment's sleep.
         """
         if self._preparing:
             self._begin_prepared()
@@ -209,38 +257,30 @@ class Engine:
             self._tier.save()
             self._tier.pause(_GATHERING_SECONDS)
             return []
-        meter = self._meter
-        meter.begin()
-        try:
-            plan = self._scheduler.schedule()
-            if not plan and self._may_wait:
-                time.sleep(_GATHERING_SECONDS)
-                return []
-            assert plan, "there is work, and every single request fits the cache"
-            self._account(plan)
-            batch, sampling = assemble(plan, self._kv, self._encoder_cache)
-            if sampling.mask_fills and self._grammars is not None:
-                sampling.masks_filled = self._grammars.fill(sampling.mask_fills)
-            meter.assembled()
-            running = self._executor.submit(batch, sampling)
-            result = self._executor.collect(running)
-            if result.encoded is not None:
-                self._speculation.encoded(plan, result.encoded)
-            meter.executed(plan)
-        except BaseException:
-            # Such as an interrupt in a notebook: this step's blocks were claimed but never filled.
-            self._scheduler.preempt_all()
-            self._kv.take_copies()
-            self._kv.forget_all()
-            raise
-        outputs = commit(plan, result, self._kv)
-        if self._tier is not None:
-            self._tier.save()
-        self._speculation.settle(plan, meter.seconds)
-        self._steps += 1
-        outputs = self._emit(plan, outputs)
-        meter.end()
-        return outputs
+        return None
+
+    def _start(self) -> RunningStep | None:
+        """Plan and submit a step; return None if all sequences wait, for a batch to fill or for blocks."""
+        plan = self._scheduler.schedule()
+        if not plan and self._may_wait:
+            return None
+        assert plan, "there is work, and every single request fits the cache"
+        self._counts.count(plan)
+        batch, sampling = assemble(plan, self._kv, self._encoder_cache)
+        if sampling.mask_fills and self._grammars is not None:
+            sampling.masks_filled = self._grammars.fill(sampling.mask_fills)
+        self._meter.assembled()
+        return RunningStep(plan, self._executor.submit(batch, sampling))
+
+    def _follow(self, running: RunningStep) -> RunningStep | None:
+        """Submit the next step if all that it depends on is the tokens that ``running`` draws."""
+        if self._following is None or self._tier is not None or self._refused or self._preparing:
+            return None
+        return self._following.submit_after(running, self._is_live)
+
+    def _is_live(self, sequence: Sequence) -> bool:
+        """Return whether the sequence has been neither aborted nor finished."""
+        return self._sequences.get(sequence.id) is sequence
 
     def _take_loaded(self, tier: PrefixTier) -> None:
         """Schedule the sequences whose prefixes have been read; the time until then is nobody's cost."""
@@ -285,9 +325,9 @@ class Engine:
             kv_cached_blocks=self._kv.pool.cached,
             kv_total_blocks=self._kv.pool.total,
             steps=self._steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            encoder_rows=self._encoder_rows,
+            prefill_tokens=self._counts.prefill,
+            decode_tokens=self._counts.decode,
+            encoder_rows=self._counts.encoder,
             prefix_query_tokens=self._kv.queried_tokens,
             prefix_hit_tokens=self._kv.hit_tokens,
             preemptions=self._scheduler.preemptions,
@@ -345,22 +385,6 @@ class Engine:
         if isinstance(self._executor, Closable):
             self._executor.close()
 
-    def _account(self, plan: list[Work]) -> None:
-        now = time.monotonic()
-        for work in plan:
-            sequence = work.sequence
-            if not sequence.started:
-                sequence.started = now
-                sequence.cached = min(sequence.computed, len(sequence.prompt))
-            if work.encodes and sequence.features:
-                self._encoder_rows += sequence.features.rows
-            decodes = sequence.first_token or len(sequence.tokens) > len(sequence.prompt)
-            if decodes and work.count == 1 + len(work.draft_tokens):
-                width = sequence.task.width
-                self._decode_tokens += width if width > 1 else work.count
-            else:
-                self._prefill_tokens += work.count
-
     def _emit(self, plan: list[Work], outputs: list[Output]) -> list[Output]:
         """Record first tokens, drop finished sequences, and attach timings where they are needed."""
         now = time.monotonic()
@@ -374,15 +398,7 @@ class Engine:
             if sequence.first_token and not sequence.timed and output.finish_reason is None:
                 continue  # in the middle of a stream
             sequence.first_token = sequence.first_token or now
-            timing = Timing(
-                queued=sequence.started - sequence.arrival,
-                first_token=sequence.first_token - sequence.arrival,
-                total=now - sequence.arrival,
-                preemptions=sequence.preemptions,
-                engine_seconds=sequence.engine_seconds,
-                proposed=sequence.drafts.proposed if sequence.drafts else 0,
-                accepted=sequence.drafts.accepted if sequence.drafts else 0,
-            )
+            timing = timing_of(sequence, now)
             peer = self._offered(sequence) if output.finish_reason else None
             outputs[i] = msgspec.structs.replace(output, timing=timing, kv_peer=peer)
             if output.finish_reason:

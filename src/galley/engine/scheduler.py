@@ -161,6 +161,37 @@ class Scheduler:
             self._add_draft_tokens(plan, self.propose_drafts(plan, budget))
         return plan
 
+    @property
+    def may_admit(self) -> bool:
+        """Whether a waiting sequence may get a seat in the next step, without or with a preemption."""
+        if self._fair.contended and self._waiting:
+            return True
+        return any(self._lack(waiting[0]) is None for waiting in self._waiting.values())
+
+    def make_room(self, sequences: Iterable[Sequence]) -> bool:
+        """Allocate blocks for the token that each sequence draws in a running step.
+
+        Blocks that leave a window go to others at once: steps are computed in order. No block is
+        registered for sharing, because the token is unknown, and no sequence is preempted.
+
+        Returns:
+            False if there are not enough blocks; some sequences may have theirs.
+        """
+        for sequence in sequences:
+            end = len(sequence.tokens) + 1
+            if end > sequence.settled:
+                self._kv.slide(sequence.id, end - 1)
+                if not self._kv.allocate(sequence.id, end):
+                    return False
+                sequence.tables = self._kv.tables(sequence.id)[0]
+            self._fair.charge(sequence, 1)
+        return True
+
+    def settle(self, sequence: Sequence) -> None:
+        """Register the blocks that computed tokens fill, whose last tokens were unknown before."""
+        if sequence.computed >= sequence.settled:
+            self._settle(sequence, sequence.computed)
+
     def _advance(self, sequence: Sequence, plan: list[Work], budget: int) -> int:
         """Plan the sequence's next known tokens and return the remaining budget."""
         remaining = len(sequence.tokens) - sequence.computed

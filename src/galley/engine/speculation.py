@@ -63,6 +63,13 @@ class EngineSpeculation:
         if self._draft_model is not None:
             self._draft_model.take_encoded([w.sequence for w in plan if w.encodes], rows)
 
+    def may_propose(self, plan: list[Work]) -> bool:
+        """Return whether draft tokens may pay for steps like this plan, one row for each sequence."""
+        speculator, rows = self._speculator, len(plan)
+        if speculator is None or all(work.sequence.drafts is None for work in plan):
+            return False
+        return rows < self._most and speculator.least(rows, rows) < 1.0
+
     def propose_drafts(self, plan: list[Work], budget: int) -> list[tuple[int, tuple[int, ...]]]:
         """Return draft tokens for a plan: see :data:`galley.engine.scheduler.ProposeDrafts`."""
         speculator = self._speculator

@@ -51,6 +51,10 @@ class StepMeter:
         if self._paused is not None:
             self._since, self._waited = self._mark, self._paused()
 
+    def overlap(self) -> None:
+        """Record that the next step is planned from now on, while one runs."""
+        self._mark = _clock()
+
     def assembled(self) -> None:
         """Record that the batch to execute is assembled."""
         now = _clock()

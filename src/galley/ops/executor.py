@@ -171,6 +171,31 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingExecutor(Protocol):
+    """What an executor can do whose steps run on a device: take a step before the last one has ended."""
+
+    def follow(
+        self, step: "Submitted", batch: Batch, sampling: SamplingBatch
+    ) -> "Submitted | None":
+        """Submit a step after ``step``, the latest one, which may still run.
+
+        Everything that the call needs is copied: the caller may change block tables afterwards, and give
+        blocks and adapter slots of either step to later ones. If ``step`` fails, this one is never
+        collected.
+
+        Args:
+            step: the step whose draws the batch continues from.
+            batch: as in :meth:`Executor.submit`, but token id -1 - d stands for the token of draw d of
+                ``step``.
+            sampling: as in :meth:`Executor.submit`.
+
+        Returns:
+            The submitted step; None if the tokens of ``step`` are drawn on the host, and so not known yet.
+        """
+        ...
+
+
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -122,6 +122,36 @@ def test_bits_do_not_depend_on_chunks(variant: str, checkpoint: CheckpointMaker)
     assert np.array_equal(run_chunks(made, ids, [18, 1, 1, 20], first_block=12), whole)
 
 
+def test_texts_are_the_same_if_steps_follow_others_early(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose tokens are drawn by the step before, on the device; one request ends before the others."""
+    follow, followed = gpu.TritonExecutor.follow, []
+
+    def counted(self: gpu.TritonExecutor, *given: Any) -> object:
+        followed.append(follow(self, *given))
+        return followed[-1]
+
+    monkeypatch.setattr(gpu.TritonExecutor, "follow", counted)
+    many = [
+        SamplingParams(temperature=t, top_k=k, seed=7, max_tokens=n, ignore_eos=True)
+        for t, k, n in ((0.0, 0, 7), (0.9, 0, 4), (0.8, 9, 6))
+    ]
+    prompts = [random_ids(50 + n, n) for n in (3, 9, 5)]
+    texts = []
+    for ahead in (True, False):
+        settings: dict[str, Any] = {"executor": "gpu", "device": DEVICE, "speculation": "off"}
+        with LLM(
+            checkpoint("llama-mqa-odd"), dtype="float32", kv_cache_tokens=256, threads=1, **settings
+        ) as llm:
+            if not ahead:
+                monkeypatch.setattr(llm._local.engine, "_following", None)
+            texts.append([output.token_ids for output in llm.generate(prompts, many)])
+    assert texts[0] == texts[1]
+    assert len(followed) == 6
+    assert None not in followed
+
+
 def test_supported_ops_are_those_with_builders() -> None:
     assert steps._BUILDERS.keys() == SUPPORTED
 

@@ -8,7 +8,7 @@ import torch
 
 from galley.ops.draws import Draws, draw_all, sampling_record
 from galley.ops.sampling import LogitsAdjustment, SamplingBatch
-from galley.ops.triton.sampler import Sampler, drawn_on_device
+from galley.ops.triton.sampler import draw, drawn_on_device
 
 
 def record(
@@ -36,8 +36,7 @@ def test_draws_on_the_device_are_the_specified_ones() -> None:
         sampling.draw(row, 1000 + row, records[row])
     assert drawn_on_device(sampling)
     wanted = draw_all(logits, Draws(sampling.rows, sampling.positions, b"".join(sampling.records)))
-    sampler = Sampler(device())
-    got = sampler.tokens(sampler.draw(torch.from_numpy(logits).to(DEVICE), sampling), rows)
+    got = draw(torch.from_numpy(logits).to(DEVICE), sampling, device()).tokens.tolist()
     assert got == wanted
     assert len(set(wanted)) > 4
 
@@ -45,11 +44,11 @@ def test_draws_on_the_device_are_the_specified_ones() -> None:
 def test_a_seed_draws_the_distribution() -> None:
     """Two tokens, one three times as likely."""
     logits = torch.tensor([[np.log(3.0), 0.0]], device=DEVICE)
-    sampler, drawn = Sampler(device()), 0
+    drawn = 0
     for position in range(40):
         sampling = SamplingBatch()
         sampling.draw(0, position, record(1.0, seed=7))
-        drawn += sampler.tokens(sampler.draw(logits, sampling), 1)[0]
+        drawn += draw(logits, sampling, device()).tokens.tolist()[0]
     assert 3 <= drawn <= 20
 
 
@@ -80,8 +79,7 @@ def test_draws_by_top_k_and_top_p_are_the_specified_ones() -> None:
             sampling.draw(row, position, made)
     assert drawn_on_device(sampling)
     wanted = draw_all(logits, Draws(sampling.rows, sampling.positions, b"".join(sampling.records)))
-    sampler = Sampler(device())
-    got = sampler.tokens(sampler.draw(torch.from_numpy(logits).to(DEVICE), sampling), len(wanted))
+    got = draw(torch.from_numpy(logits).to(DEVICE), sampling, device()).tokens.tolist()
     assert got == wanted
     assert len(set(wanted)) > 20
 

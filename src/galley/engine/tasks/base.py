@@ -54,6 +54,15 @@ class Task(ABC):
         return 0
 
     @property
+    def follows(self) -> bool:
+        """Whether the row of a drawn token can be computed, and drawn from, before the token is known."""
+        return False
+
+    def expect(self, draw: int) -> None:
+        """Record that a step is consumed next in which the sequence's only draw is number ``draw``."""
+        raise NotImplementedError
+
+    @property
     def sampling_record(self) -> bytes:
         """How its tokens are sampled (see :func:`galley.ops.draws.sampling_record`)."""
         return GREEDY

@@ -75,6 +75,15 @@ class SampleTask(Task):
         return self._room(sequence) - 1
 
     @property
+    def follows(self) -> bool:
+        """Whether no draw depends on earlier ones other than by the token itself."""
+        return not self._details
+
+    def expect(self, draw: int) -> None:
+        """See :meth:`Task.expect`."""
+        self._draw = draw
+
+    @property
     def sampling_record(self) -> bytes:
         """The request's sampling parameters."""
         return self._record

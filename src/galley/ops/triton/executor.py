@@ -3,8 +3,11 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from galley.errors import SettingsError
@@ -14,7 +17,7 @@ from galley.graph.passes import run_passes
 from galley.graph.program import Program
 from galley.ops.batch import Batch
 from galley.ops.draws import draw_all
-from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertCounts, SynchronousExecutor
+from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertCounts, Submitted
 from galley.ops.key_factors import key_factors
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
@@ -22,7 +25,7 @@ from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes
 from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles, stored_columns
 from galley.ops.triton.graphs import DecodeGraphs
 from galley.ops.triton.parts import Parts
-from galley.ops.triton.sampler import Sampler, drawn_on_device
+from galley.ops.triton.sampler import Draws, draw, drawn_on_device
 from galley.ops.triton.sizes import (
     ACTIVATIONS,
     CACHES,
@@ -47,8 +50,32 @@ _DEVICE_RESERVE: Final = 512 << 20
 """Bytes reserved for the driver, the allocator's rounding and captured graphs."""
 
 
-class TritonExecutor(SynchronousExecutor):
-    """See :class:`galley.ops.executor.Executor`.
+@dataclass(slots=True)
+class _Running:
+    """A step on the device.
+
+    Attributes:
+        sampling: what is requested of it.
+        began: when it was submitted, on the clock of ``time.perf_counter``.
+        logits: [wanted, vocab]; None without token rows.
+        draws: the draws on the device; None if tokens are drawn on the host, or there are none.
+        tokens: [draws] the target of the copy of the drawn ids to the host.
+        done: completes with the step.
+        encoded, attention: see :class:`galley.ops.sampling.StepResult`.
+    """
+
+    sampling: SamplingBatch
+    began: float
+    logits: torch.Tensor | None = None
+    draws: Draws | None = None
+    tokens: torch.Tensor | None = None
+    done: "torch.cuda.Event | None" = None
+    encoded: npt.NDArray[np.float32] | None = None
+    attention: npt.NDArray[np.float32] | None = None
+
+
+class TritonExecutor:
+    """See :class:`galley.ops.executor.Executor` and :class:`galley.ops.executor.FollowingExecutor`.
 
     Rows between ops have the activations' type. Products are accumulated, and norms, softmax and rotation
     computed, in float32. Logits are float32.
@@ -71,8 +98,9 @@ class TritonExecutor(SynchronousExecutor):
         )
         self._speech = None if program.encoder is None else Speech(program, self.steps.parts)
         self._rows_of_tiles = rows_of_tiles(program, device)
-        self._sampler = Sampler(device)
-        self._graphs = DecodeGraphs(self.steps, self._sampler, self.kv_groups, device)
+        self._graphs = DecodeGraphs(self.steps, self.kv_groups, device)
+        self._collected = 0.0
+        """When the last step was collected."""
         self.forward_seconds = self.sample_seconds = 0.0
 
     @staticmethod
@@ -150,51 +178,70 @@ class TritonExecutor(SynchronousExecutor):
         adapters.set(slot, cast(PackedAdapter, packed or ()))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+    def submit(self, batch: Batch, sampling: SamplingBatch) -> Submitted:
         """See :meth:`galley.ops.executor.Executor.submit`."""
-        began = time.perf_counter()
+        running = _Running(sampling, time.perf_counter())
         if self._pause is not None:
             self._pause()
         if batch.copies:
             self._copy_blocks(batch.copies)
-        encoded = attention = None
         if self._speech is not None and batch.encode is not None:
-            encoded = self._speech.encode(batch.encode, self.steps.blocks)
+            running.encoded = self._speech.encode(batch.encode, self.steps.blocks)
         if self._speech is not None and batch.align is not None:
-            attention = self._speech.align(batch.align, self.steps.blocks)
-        result = StepResult()
+            running.attention = self._speech.align(batch.align, self.steps.blocks)
         if len(batch.tokens):
-            result = self._step(batch, sampling)
-        else:
-            self._device.synchronize()
-        result.encoded, result.attention = encoded, attention
-        self.forward_seconds += time.perf_counter() - began
-        return result
+            self._launch(running, batch)
+        running.done = self._device.mark()
+        return running
 
-    def _step(self, batch: Batch, sampling: SamplingBatch) -> StepResult:
+    @torch.inference_mode()
+    def follow(self, step: Submitted, batch: Batch, sampling: SamplingBatch) -> Submitted | None:
+        """See :meth:`galley.ops.executor.FollowingExecutor.follow`."""
+        assert isinstance(step, _Running)
+        if step.draws is None:
+            return None
+        running = _Running(sampling, time.perf_counter())
+        self._launch(running, batch, step.draws.tokens)
+        running.done = self._device.mark()
+        return running
+
+    def _launch(self, running: _Running, batch: Batch, drawn: torch.Tensor | None = None) -> None:
+        """Launch the rows and the draws of a step; ``drawn`` are the tokens of the step before it."""
+        sampling = running.sampling
         on_device = drawn_on_device(sampling)
-        logits, tokens = None, None
         if self._graphs.takes(batch):
-            logits, tokens = self._graphs.run(batch, sampling if on_device else None)
+            found = self._graphs.run(batch, sampling if on_device else None, drawn)
+            running.logits, running.draws = found
         else:
             single, tiles = tiles_of(batch, self._rows_of_tiles)
             staging = Staging(
                 shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks
             )
-            logits = self.steps.run(staging.fill(batch, single, tiles))
-        if tokens is None and on_device and sampling.rows:
-            tokens = self._sampler.draw(logits, sampling)
+            running.logits = self.steps.run(staging.fill(batch, single, tiles, drawn))
+        if on_device and sampling.rows:
+            if running.draws is None:
+                running.draws = draw(running.logits, sampling, self._device)
+            running.tokens = running.draws.start_copy()
+        running.logits = running.logits[: len(batch.wanted)]
+
+    @torch.inference_mode()
+    def collect(self, step: Submitted) -> StepResult:
+        """See :meth:`galley.ops.executor.Executor.collect`."""
+        assert isinstance(step, _Running)
+        if step.done is not None:
+            step.done.synchronize()
         began = time.perf_counter()
-        if tokens is not None:
-            return StepResult(tokens=self._sampler.tokens(tokens, len(sampling.rows)))
-        wanted = len(batch.wanted)
         result = StepResult()
-        if on_device:  # no results are needed, but the step must be complete
-            self._device.synchronize()
-        else:
-            found = logits[:wanted].to("cpu", torch.float32).numpy()
-            result = sample(found, sampling, draw_all)
-        self.sample_seconds += time.perf_counter() - began
+        if step.tokens is not None:
+            result.tokens = step.tokens[: len(step.sampling.rows)].tolist()
+        elif step.logits is not None and not drawn_on_device(step.sampling):
+            found = step.logits.to("cpu", torch.float32).numpy()
+            result = sample(found, step.sampling, draw_all)
+        result.encoded, result.attention = step.encoded, step.attention
+        now = time.perf_counter()
+        self.sample_seconds += now - began
+        self.forward_seconds += now - max(step.began, self._collected)
+        self._collected = now
         return result
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -13,7 +13,7 @@ import torch
 from galley.ops.batch import Batch
 from galley.ops.sampling import SamplingBatch
 from galley.ops.triton.attention import power
-from galley.ops.triton.sampler import Draws, Sampler, needs_sorting
+from galley.ops.triton.sampler import Draws, needs_sorting
 from galley.ops.triton.step_batch import Shape, Staging
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
@@ -36,8 +36,8 @@ class _Captured:
 class DecodeGraphs:
     """The graphs of a program."""
 
-    def __init__(self, steps: Steps, sampler: Sampler, groups: int, device: Device) -> None:
-        self._steps, self._sampler, self._groups, self._device = steps, sampler, groups, device
+    def __init__(self, steps: Steps, groups: int, device: Device) -> None:
+        self._steps, self._groups, self._device = steps, groups, device
         self._graphs: dict[tuple[int, int, int, bool, bool], _Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
@@ -51,9 +51,15 @@ class DecodeGraphs:
         )
 
     def run(
-        self, batch: Batch, sampling: SamplingBatch | None
+        self, batch: Batch, sampling: SamplingBatch | None, drawn: torch.Tensor | None
     ) -> tuple[torch.Tensor, Draws | None]:
-        """Run the step; return its logits and, if the graph has drawn, its draws."""
+        """Launch the step; return its logits and, if the graph draws, its draws.
+
+        Args:
+            batch: the step's rows.
+            sampling: its draws; None if they are made otherwise.
+            drawn: see :meth:`galley.ops.triton.step_batch.Staging.fill`.
+        """
         rows = next(n for n in _ROWS if n >= len(batch.tokens))
         longest = int(np.asarray(batch.positions).max())
         stretches, crossed = power(longest // SPLIT + 1), 0
@@ -70,27 +76,29 @@ class DecodeGraphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
             shape = Shape.of_decode(rows, stretches, adapted=adapted, crossed=crossed)
-            captured = self._capture(batch, shape, random=random)
+            captured = self._capture(batch, shape, drawn, random=random)
         self._graphs[key] = captured
-        self._fill(captured, batch)
+        self._fill(captured, batch, drawn)
         if draws and sampling is not None:
             captured.draws.fill(sampling)
         captured.graph.replay()
         return captured.logits, captured.draws if draws else None
 
-    def _fill(self, captured: _Captured, batch: Batch) -> None:
+    def _fill(self, captured: _Captured, batch: Batch, drawn: torch.Tensor | None) -> None:
         rows = np.arange(len(batch.tokens), dtype=np.int32)
         single = np.stack([rows, rows, np.ones_like(rows)], axis=1)
-        captured.staging.fill(batch, single, np.zeros((0, 3), dtype=np.int32))
+        captured.staging.fill(batch, single, np.zeros((0, 3), dtype=np.int32), drawn)
 
-    def _capture(self, batch: Batch, shape: Shape, *, random: bool) -> _Captured:
+    def _capture(
+        self, batch: Batch, shape: Shape, drawn: torch.Tensor | None, *, random: bool
+    ) -> _Captured:
         device = self._device.torch
         staging = Staging(shape, self._groups, self._device, self._steps.blocks)
         vocab = self._steps.parts.program.vocab_size
         captured = _Captured(
             staging, Draws(shape.rows, vocab, self._device), torch.empty(0), torch.cuda.CUDAGraph()
         )
-        self._fill(captured, batch)
+        self._fill(captured, batch, drawn)
 
         def launch() -> None:
             staging.batch.angles.clear()

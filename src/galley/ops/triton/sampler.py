@@ -81,7 +81,8 @@ class Draws:
         self.sums = torch.empty((count, blocks), dtype=torch.int64, device=where)
         self.greatest = torch.empty(count, device=where)
         self.tokens = torch.empty(count, dtype=torch.int32, device=where)
-        self.answer = torch.empty(count, dtype=torch.int32, pin_memory=pinned)
+        self._where = device
+        self._copied: torch.cuda.Event | None = None
 
     def fill(self, sampling: SamplingBatch) -> bool:
         """Copy the parameters of the draws to the device; return whether any draw is not greedy."""
@@ -95,11 +96,21 @@ class Draws:
             "row": sampling.rows,
             "top_k": np.where(top_k < self._vocab, top_k, 0),
         }
+        if self._copied is not None:
+            self._copied.synchronize()
         self._host.zero_()
         for name, values in given.items():
             self._written[name].numpy()[: len(sampling.rows)] = values
         self._device.copy_(self._host, non_blocking=True)
+        self._copied = self._where.mark()
         return bool(records["scale"].any())
+
+    def start_copy(self) -> torch.Tensor:
+        """Launch a copy of the drawn ids to the host, and return its target, which is new."""
+        target = torch.empty(
+            self.count, dtype=torch.int32, pin_memory=self._where.torch.type == "cuda"
+        )
+        return target.copy_(self.tokens, non_blocking=True)
 
     def launch(self, logits: torch.Tensor, *, greedy: bool, sort: bool = False) -> None:
         """Launch the kernels that draw ``tokens`` from ``logits`` [rows, vocab].
@@ -144,22 +155,9 @@ class Draws:
         )  # fmt: skip
 
 
-class Sampler:
-    """Draws the tokens of steps that are not captured, and reads the tokens of all steps."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def draw(self, logits: torch.Tensor, sampling: SamplingBatch) -> Draws:
-        """Launch draws that :func:`drawn_on_device` allows."""
-        draws = Draws(len(sampling.rows), logits.shape[1], self._device)
-        greedy = not draws.fill(sampling)
-        draws.launch(logits, greedy=greedy, sort=needs_sorting(sampling))
-        return draws
-
-    def tokens(self, draws: Draws, count: int) -> list[int]:
-        """Wait for the drawn ids and return them."""
-        draws.answer.copy_(draws.tokens, non_blocking=True)
-        self._device.synchronize()
-        tokens: list[int] = draws.answer[:count].tolist()
-        return tokens
+def draw(logits: torch.Tensor, sampling: SamplingBatch, device: Device) -> Draws:
+    """Launch draws that :func:`drawn_on_device` allows, for a step that is not captured."""
+    draws = Draws(len(sampling.rows), logits.shape[1], device)
+    greedy = not draws.fill(sampling)
+    draws.launch(logits, greedy=greedy, sort=needs_sorting(sampling))
+    return draws

@@ -140,6 +140,8 @@ class Staging:
             max(1, begins[-1]), dtype=torch.int32, pin_memory=device.torch.type == "cuda"
         )
         self._device = torch.zeros_like(self._host, device=device.torch)
+        self._where = device
+        self._copied: torch.cuda.Event | None = None
         places = list(zip(begins, sizes, strict=False))
         self._sections = [self._host.numpy()[at : at + n] for at, n in places]
         views = [self._device[at : at + n] for at, n in places]
@@ -160,12 +162,21 @@ class Staging:
             Cross(last, crossed.view(shape.sequences, -1)) if shape.cross_width else None,
         )
 
-    def fill(self, batch: Batch, single: Numbers, tiles: Numbers) -> StepBatch:
+    def fill(
+        self, batch: Batch, single: Numbers, tiles: Numbers, drawn: torch.Tensor | None = None
+    ) -> StepBatch:
         """Copy the batch to the device, padded to the shape with rows of sequence -1.
+
+        Args:
+            batch: the batch; token id -1 - d stands for ``drawn[d]``.
+            single, tiles: tiles of attention, see :func:`tiles_of`.
+            drawn: token ids on the device, of the step before.
 
         Raises:
             ValueError: a table names a block that does not exist.
         """
+        if self._copied is not None:  # the host's memory may still be read for the step before
+            self._copied.synchronize()
         rows, count = len(batch.tokens), len(batch.starts) - 1
         tokens, positions, sequences, slots, types, starts, wanted, first, second, *rest = (
             self._sections
@@ -191,6 +202,12 @@ class Staging:
             last[:rows], last[rows:] = np.asarray(batch.cross.rows)[owners] - 1, 0
             self._fill_table(crossed, self.shape.cross_width, batch.cross.tables)
         self._device.copy_(self._host, non_blocking=True)
+        self._copied = self._where.mark()
+        if drawn is not None:
+            known = self.batch.tokens
+            # A draw without a choice is -1; its row's results are dropped.
+            draws = drawn.index_select(0, (-1 - known).clamp_(min=0)).clamp_(min=0)
+            torch.where(known < 0, draws, known, out=known)
         self.batch.angles.clear()
         return self.batch
 

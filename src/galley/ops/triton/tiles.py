@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 import torch
+from torch import cuda
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on the CPU, in Triton's interpreter."""
@@ -49,6 +50,14 @@ class Device:
         """Wait for all launches."""
         if self.torch.type == "cuda":
             torch.cuda.synchronize(self.torch)
+
+    def mark(self) -> "cuda.Event | None":
+        """Return an event that is complete once all launches so far are; None where launches block."""
+        if self.torch.type != "cuda":
+            return None
+        event = cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(cuda.current_stream(self.torch))
+        return event
 
 
 def device_of(name: str) -> Device:
