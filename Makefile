@@ -9,7 +9,7 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check --constrain
 PIP := $(LOUD_PIP) --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint gpu-check coverage docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel wheel-aarch64 bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
+.PHONY: help run test lint gpu-check coverage defects docs test-clients clients audit schema soak fuzz fixtures sanitize thorough sdist wheel wheel-aarch64 bench demo-model demo-draft-model demo-embedding-model demo-speech-model clean
 
 help:
 	@echo "make run         serve the bundled models, print their answers, keep serving (PORT=8000)"
@@ -21,6 +21,7 @@ help:
 	@echo "make sanitize    the kernel tests under the address and undefined-behavior sanitizers (GCC)"
 	@echo "make thorough    the tests with all of their random examples and combinations, and kernels of other instruction sets"
 	@echo "make coverage    the tests with coverage of lines and branches, processes included (build/coverage; TESTS=tests/gateway)"
+	@echo "make defects     deliberate defects, one at a time, each found by a test of make test"
 	@echo "make wheel       build this machine's wheel into dist/ and test it in a new environment (PYTHON=python3.12)"
 	@echo "make wheel-aarch64  cross-compile the wheel for aarch64 and test it under qemu (Debian's g++-aarch64-linux-gnu, qemu-user)"
 	@echo "make sdist       build the source distribution into dist/"
@@ -68,6 +69,9 @@ thorough: $(VENV)/.installed-dev
 
 coverage: $(VENV)/.installed-coverage
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=html:build/coverage $(TESTS)
+
+defects: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.defects
 
 sdist:
 	$(PYTHON) scripts/wheel.py --sdist

@@ -3,7 +3,8 @@
     python -m benchmarks.gguf_llama JOB.json
 
 The job has one of: ``quantize`` {source, target, type}; ``texts`` (a list, to tokenize with ``model``'s
-vocabulary); ``windows`` (token ids) and ``prompts`` with ``steps``. Results go to ``out``, as JSON or NPZ.
+vocabulary); ``windows`` (token ids) and ``prompts`` with ``steps``, with float32 keys and values unless
+``defaults`` is true. Results go to ``out``, as JSON or NPZ.
 """
 
 import ctypes
@@ -39,16 +40,19 @@ CONTEXT: Final = 1024
 
 
 class Llama:
-    """A file loaded in llama.cpp, with float32 keys and values."""
+    """A file loaded in llama.cpp.
 
-    def __init__(self, file: str, *, vocabulary_only: bool = False) -> None:
+    Keys and values are float32 and weights stay as they are in the file, unless ``defaults`` is true.
+    """
+
+    def __init__(self, file: str, *, vocabulary_only: bool = False, defaults: bool = False) -> None:
         import llama_cpp
 
         self._c = c = llama_cpp
         params = c.llama_model_default_params()
         params.vocab_only = vocabulary_only
         # With repacked weights 0.3.36 crashed on Q4_0 on a machine with AMX.
-        params.use_extra_bufts = False
+        params.use_extra_bufts = defaults
         self._model = c.llama_model_load_from_file(file.encode(), params)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {file}")
@@ -58,7 +62,8 @@ class Llama:
         if not vocabulary_only:
             wanted = c.llama_context_default_params()
             wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = CONTEXT
-            wanted.type_k = wanted.type_v = 0  # float32
+            if not defaults:
+                wanted.type_k = wanted.type_v = 0  # float32
             self._context = c.llama_init_from_model(self._model, wanted)
             self._batch = c.llama_batch_init(CONTEXT, 0, 1)
 
@@ -121,7 +126,7 @@ def main() -> None:
         ids = [llama.tokenize(text) for text in job["texts"]]
         Path(job["out"]).write_text(json.dumps(ids))
     else:
-        llama = Llama(job["model"])
+        llama = Llama(job["model"], defaults=job.get("defaults", False))
         windows = {f"window {i}": llama.logits(w) for i, w in enumerate(job["windows"])}
         said = [llama.greedy(prompt, job["steps"]) for prompt in job["prompts"]]
         np.savez(job["out"], said=np.array(said), **windows)

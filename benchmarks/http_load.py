@@ -28,6 +28,7 @@ class Answer:
         whole: whether the response is complete.
         finished: whether a stream reported that the model finished.
         body: the body of a response that is not a stream, or the last bytes of a stream.
+        opened: whether a connection was opened for it.
     """
 
     sent: float
@@ -38,6 +39,7 @@ class Answer:
     finished: bool = False
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    opened: bool = False
 
 
 class Client:
@@ -64,6 +66,7 @@ class Client:
         head = (
             f"POST {path} HTTP/1.1\r\n{self._headers}{more}Content-Length: {len(content)}\r\n\r\n"
         )
+        opened = False
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
@@ -71,7 +74,10 @@ class Client:
         else:
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(_Connection, *self._place)
-        return Call(connection, head.encode() + content, self._idle)
+            opened = True
+        call = Call(connection, head.encode() + content, self._idle)
+        call.answer.opened = opened
+        return call
 
     def close(self) -> None:
         """Close the connections that are not in use."""

@@ -36,7 +36,7 @@ class Cost:
 
 
 def body(server: Server, tokens: int) -> dict[str, Any]:
-    """Return a request for so many tokens."""
+    """Return a request for this many tokens."""
     return {
         "model": server.model,
         "prompt": PROMPT,
@@ -48,7 +48,7 @@ def body(server: Server, tokens: int) -> dict[str, Any]:
 
 
 async def fill(server: Server, client: Client, count: int) -> list[Call]:
-    """Begin so many texts that fill the context."""
+    """Begin this many texts that fill the context."""
     calls = [await client.begin(PATH, body(server, 1900)) for _ in range(count)]
     while not all(call.answer.events for call in calls[:RUNNING]):  # noqa: ASYNC110 (they set no event)
         await asyncio.sleep(0.05)

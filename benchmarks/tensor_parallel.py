@@ -1,12 +1,13 @@
 """Compare a model in several processes with the same model in one process with as many threads.
 
     python -m benchmarks.tensor_parallel [--shape llama-1b] [--layers 8] [--ranks 2] [--kind int8]
-        [--batch 1,8,32] [--rounds 7]
+        [--batch 1,8,32] [--rounds 7] [--tcp]
 
 Weights are random. Both compute the same steps in turns, so what else the machine does affects both alike;
 the ratio of a round is printed as the median of all rounds, with the least and the greatest. CPU seconds
 are those of all processes, user and system: waiting for another rank counts while a rank spins. Logits are
-compared bit by bit.
+compared bit by bit. With --tcp, two ranks exchange rows over a connection of this machine, as ranks on two
+machines do.
 """
 
 import argparse
@@ -26,19 +27,30 @@ from benchmarks.peers.checkpoint import COMMON, SHAPES
 from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Channel
 from galley.engine.parallel.links import RankLink, waiting_for
+from galley.engine.parallel.mesh import Mesh
 from galley.engine.parallel.rank import LocalExecutor, options_of, serve
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
 from galley.lab.random_weights import RandomWeights
+from galley.links.access import Access
+from galley.links.sockets import SealedSocket, accepted, connect
 from galley.models.registry import build_program
 from galley.ops.batch import Batch
-from galley.ops.communicator import SLOT_BYTES, Communicator, communicator, new_memory
+from galley.ops.communicator import (
+    SLOT_BYTES,
+    Communicator,
+    communicator,
+    communicator_over,
+    mapped_memory,
+    new_memory,
+)
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.types import blocks_for
 
 PROMPT: Final = 512
 CONTEXT: Final = 64
+ACCESS: Final = Access(b"of this benchmark", None, None)
 STEPS: Final = 8
 """Steps of decoding in a round."""
 
@@ -67,10 +79,22 @@ def part_of(part: Divided, program: Program, kind: str, shared: Communicator) ->
 def run_rank(wanted: argparse.Namespace) -> None:
     """Be a rank."""
     channel = Channel(socket.socket(fileno=wanted.socket))
-    shared = communicator(wanted.memory, wanted.rank, wanted.ranks, SLOT_BYTES)
+    if wanted.port:
+        made = connect("127.0.0.1", wanted.port, ACCESS, time.monotonic() + 60, within=60)
+        shared = over_tcp(1, made)
+    else:
+        shared = communicator(wanted.memory, wanted.rank, wanted.ranks, SLOT_BYTES)
     program = program_of(wanted.shape, wanted.layers)
     part = divide(program, wanted.rank, wanted.ranks)
     serve(channel, part_of(part, program, wanted.kind, shared), shared)
+
+
+def over_tcp(rank: int, connection: SealedSocket) -> Communicator:
+    """Return the communicator of one of two ranks, with memory of its own."""
+    memory = mapped_memory(-1, 2, SLOT_BYTES)
+    shared = communicator_over(memory, rank, 2, SLOT_BYTES)
+    Mesh(memory, shared, SLOT_BYTES, {1 - rank: connection})
+    return shared
 
 
 def parallel(wanted: argparse.Namespace, program: Program) -> ParallelExecutor:
@@ -79,6 +103,8 @@ def parallel(wanted: argparse.Namespace, program: Program) -> ParallelExecutor:
     shared = communicator(file, 0, wanted.ranks, SLOT_BYTES)
     parts = [divide(program, rank, wanted.ranks) for rank in range(wanted.ranks)]
     links = []
+    listener = socket.create_server(("127.0.0.1", 0)) if wanted.tcp else None
+    port = 0 if listener is None else listener.getsockname()[1]
     for rank in range(1, wanted.ranks):
         ours, theirs = socket.socketpair()
         with theirs:
@@ -86,14 +112,19 @@ def parallel(wanted: argparse.Namespace, program: Program) -> ParallelExecutor:
                 [
                     *(sys.executable, "-m", "benchmarks.tensor_parallel", *sys.argv[1:]),
                     *("--rank", str(rank), "--socket", str(theirs.fileno()), "--memory", str(file)),
+                    *("--port", str(port)),
                 ],
                 pass_fds=[theirs.fileno(), file],
             )
+        if listener is not None:
+            shared = over_tcp(0, accepted(listener.accept()[0], ACCESS))
         links.append(RankLink(rank, ours, shared, waiting_for(child)))
     own = part_of(parts[0], program, wanted.kind, shared)
     loaded = [link.loaded() for link in links]
     os.close(file)
-    return ParallelExecutor(own, parts, links, loaded, shared, lambda: None)
+    return ParallelExecutor(
+        own, parts, links, loaded, shared, here=wanted.ranks, on_close=lambda: None
+    )
 
 
 def batch_of(vocab: int, sequences: int, first: int, count: int) -> Batch:
@@ -156,9 +187,12 @@ def main() -> None:
     parser.add_argument("--kind", default="int8")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=7)
-    for hidden in ("--rank", "--socket", "--memory"):
+    parser.add_argument("--tcp", action="store_true", help="two ranks without shared memory")
+    for hidden in ("--rank", "--socket", "--memory", "--port"):
         parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
+    if wanted.tcp and wanted.ranks != 2:
+        parser.error("--tcp measures two ranks")
     if wanted.rank is not None:
         run_rank(wanted)
         return

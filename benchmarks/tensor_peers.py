@@ -145,7 +145,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 async def closed_loops(
     url: str, request: Request, clients: int, seconds: float
 ) -> tuple[list[float], int, float]:
-    """Return the latencies, the number of failures and the duration of so many closed loops."""
+    """Return the latencies, the number of failures and the duration of this many closed loops."""
     client = Client(url)
     latencies: list[float] = []
     failed = 0

@@ -1,8 +1,9 @@
 """Run public test suites against Galley, at pinned versions, and count what passes.
 
-    python -m scripts.peer_suites [SUITE ...] [--checkouts build/suites] [--list]
+    python -m scripts.peer_suites [SUITE ...] [--checkouts build/suites] [--sample 200] [--list]
 
-The suites: ``json-schema`` (JSON-Schema-Test-Suite, draft 2020-12), ``maskbench`` (jsonschemabench),
+The suites: ``json-schema`` (JSON-Schema-Test-Suite, draft 2020-12), ``maskbench`` (jsonschemabench: of each
+split, a sample of its schemas; all of them take an hour),
 ``open-responses`` and ``h1spec``. Each is checked out into the folder unless it is there, and the programs
 that run it (bun, deno) are installed there by npm. The last two run against a ``galley serve`` of the
 bundled model behind a chat template with tools. ``docs/operations/conformance.md`` has the results.
@@ -23,7 +24,8 @@ from urllib.parse import urlsplit
 
 from galley.bench.serve.server import started
 from galley.demo import MODEL_DIR
-from scripts.schema_suites import Part, run
+from scripts.mask_times import mask_times
+from scripts.schema_suites import Part, groups_of, run
 
 _PROGRAMS: Final = {"deno": "2.9.6", "bun": "1.4.5"}
 _ZOD: Final = "3.25.76"
@@ -56,26 +58,44 @@ class Counts(NamedTuple):
     failed: list[str]
 
 
+class Run(NamedTuple):
+    """What a suite is run with.
+
+    Attributes:
+        checkout: the suite.
+        programs: the folder of programs.
+        sample: schemas of each split of a large suite; 0: all.
+    """
+
+    checkout: Path
+    programs: Path
+    sample: int
+
+
 class Suite(NamedTuple):
-    """A suite: repository, commit, and what runs it, given the checkout and the folder of programs."""
+    """A suite: repository, commit, and what runs it."""
 
     repository: str
     commit: str
-    counted: Callable[[Path, Path], list[Counts]]
+    counted: Callable[[Run], list[Counts]]
 
 
-def json_schema(checkout: Path, _: Path) -> list[Counts]:
+def json_schema(given: Run) -> list[Counts]:
     """Return the counts of draft 2020-12: required, formats, and other optional parts."""
-    parts = run(checkout / "tests/draft2020-12")
+    parts = run(given.checkout / "tests/draft2020-12")
     formats = [part for name, part in parts.items() if name.startswith("optional/format")]
     others = [part for name, part in parts.items() if name == "optional"]
     named = {"required": [parts["."]], "optional formats": formats, "other optional parts": others}
     return [count for name, some in named.items() for count in _of_parts(name, some)]
 
 
-def maskbench(checkout: Path, _: Path) -> list[Counts]:
-    """Return the counts of real-world schemas."""
-    return _of_parts("real-world", list(run(checkout / "maskbench/data").values()))
+def maskbench(given: Run) -> list[Counts]:
+    """Return the counts of real-world schemas; print the times of masks."""
+    folder = given.checkout / "maskbench/data"
+    parts = list(run(folder, sample=given.sample).values())
+    for name, times in mask_times(groups_of(folder, sample=given.sample)).items():
+        print(f"masks of {name}: {times.text()}", flush=True)
+    return _of_parts("real-world", parts)
 
 
 def _of_parts(name: str, parts: list[Part]) -> list[Counts]:
@@ -91,8 +111,9 @@ def _of_parts(name: str, parts: list[Part]) -> list[Counts]:
     ]
 
 
-def open_responses(checkout: Path, programs: Path) -> list[Counts]:
+def open_responses(given: Run) -> list[Counts]:
     """Return the counts of Open Responses' compliance tests."""
+    checkout, programs = given.checkout, given.programs
     if not (checkout / "node_modules/zod").exists():
         _npm(checkout, f"zod@{_ZOD}", "--no-save", "--ignore-scripts", "--no-package-lock")
     with _serving() as url:
@@ -112,13 +133,13 @@ def open_responses(checkout: Path, programs: Path) -> list[Counts]:
     return [Counts("compliance tests", summary["passed"], summary["total"], failed + skipped)]
 
 
-def h1spec(checkout: Path, programs: Path) -> list[Counts]:
+def h1spec(given: Run) -> list[Counts]:
     """Return the counts of h1spec, whose requests name the host ``example.com``."""
     with _serving("--allowed-host", "example.com") as url:
         place = urlsplit(url)
-        deno = programs / "node_modules/.bin/deno"
+        deno = given.programs / "node_modules/.bin/deno"
         test = [deno, "run", "--allow-net", "http_test.ts", str(place.hostname), str(place.port)]
-        lines = _output(test, checkout).splitlines()
+        lines = _output(test, given.checkout).splitlines()
     right, wrong = (
         [line.removeprefix(f"{mark} ") for line in lines if line.startswith(mark)]
         for mark in "✅❌"
@@ -199,18 +220,23 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
     parser.add_argument("--checkouts", type=Path, default=Path("build/suites"))
+    parser.add_argument(
+        "--sample", type=int, default=200, help="schemas of each split of maskbench; 0: all"
+    )
     parser.add_argument("--list", action="store_true", help="print each failure")
     arguments = parser.parse_args()
     if unknown := set(arguments.suites) - set(SUITES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     folder = arguments.checkouts.resolve()
     programs = folder / "programs"
-    if not all((programs / "node_modules" / name).exists() for name in _PROGRAMS):
+    if {"open-responses", "h1spec"} & set(arguments.suites or SUITES) and not all(
+        (programs / "node_modules" / name).exists() for name in _PROGRAMS
+    ):
         _npm(programs, *(f"{name}@{version}" for name, version in _PROGRAMS.items()))
     for name in arguments.suites or SUITES:
         suite = SUITES[name]
         _checkout(suite, folder / name)
-        for counts in suite.counted(folder / name, programs):
+        for counts in suite.counted(Run(folder / name, programs, arguments.sample)):
             print(f"{name}: {counts.what}: {counts.passed} of {counts.total}", flush=True)
             for failure in counts.failed if arguments.list else ():
                 print(f"    {failure}")

@@ -12,6 +12,7 @@ over-accepted.
 
 import argparse
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +42,26 @@ class Counts(NamedTuple):
     tests: list[tuple[str, bool, bool]]
 
 
-def groups_of(folder: Path) -> Iterator[Group]:
-    """Yield the suite's schemas, in the order of its files."""
+def sampled(folder: Path, sample: int, seed: int) -> list[Path]:
+    """Return the suite's files in their order; of each split, ``sample`` chosen by ``seed`` (0: all).
+
+    jsonschemabench names files ``SPLIT---NAME.json`` or ``SPLIT_NAME.json``.
+    """
+    splits: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*.json")):
+        long, found, _ = path.stem.partition("---")
+        splits.setdefault(long if found else path.stem.partition("_")[0], []).append(path)
+    source = random.Random(seed)
+    chosen = [
+        source.sample(paths, min(sample or len(paths), len(paths)))
+        for _, paths in sorted(splits.items())
+    ]
+    return sorted(path for paths in chosen for path in paths)
+
+
+def groups_of(folder: Path, *, sample: int = 0, seed: int = 0) -> Iterator[Group]:
+    """Yield the suite's schemas, in the order of its files; see :func:`sampled`."""
+    for path in sampled(folder, sample, seed):
         content = json.loads(path.read_text(encoding="utf-8"))
         part = path.relative_to(folder).parent.as_posix()
         if isinstance(content, dict):
@@ -85,11 +103,11 @@ class Part(NamedTuple):
     not_generated: list[str]
 
 
-def run(folder: Path) -> dict[str, Part]:
-    """Return the results of a suite by part, "." for the folder itself."""
+def run(folder: Path, *, sample: int = 0, seed: int = 0) -> dict[str, Part]:
+    """Return the results of a suite by part, "." for the folder itself; see :func:`sampled`."""
     vocabulary = LLTokenizer("byte")
     found: dict[str, list[Counts]] = {}
-    for group in groups_of(folder):
+    for group in groups_of(folder, sample=sample, seed=seed):
         found.setdefault(group.part, []).append(counted(group, vocabulary))
     return {name: _part(all_counts) for name, all_counts in found.items()}
 

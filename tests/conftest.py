@@ -4,6 +4,7 @@ import gc
 import os
 import platform
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ if "GALLEY_TEST_DEVICE" not in os.environ:
 # An HTTP client loads all of the machine's CA certificates when it is created, and hundreds are; tests of
 # TLS name the certificate to trust.
 os.environ |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
+# Containers often set this. Each of the hundreds of processes that tests start would compile all of its
+# modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A script's background jobs start with Ctrl-C ignored, which their children would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,13 +58,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect no garbage while tests are collected, and none of what exists then.
 
     Modules and tests live as long as the process. Searching them for garbage takes a third of the time of
     the collection, and some of every test's.
     """
     gc.disable()
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        from tests.distribution import import_in_turn
+
+        paths = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
+        import_in_turn(paths, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
     try:
         return (yield)
     finally:

@@ -51,11 +51,30 @@ def _path(folder: Path) -> dict[str, str]:
 
 
 _NO_LINUX = """
-import builtins, io, mmap, os, select, time
+import builtins, ctypes, io, mmap, os, select, signal, socket, time
 
-del os.sched_getaffinity, os.sched_setaffinity, os.sched_setscheduler, os.sched_getscheduler
-del os.memfd_create, os.MFD_CLOEXEC, os.posix_fallocate, os.posix_fadvise, time.CLOCK_BOOTTIME
-del mmap.MADV_HUGEPAGE, select.epoll
+for module, names in {
+    os: "sched_getaffinity sched_setaffinity sched_setscheduler sched_getscheduler sched_getparam "
+    "memfd_create MFD_CLOEXEC posix_fallocate posix_fadvise eventfd pidfd_open splice "
+    "copy_file_range O_TMPFILE O_DIRECT getrandom prlimit",
+    mmap: "MADV_HUGEPAGE",
+    select: "epoll",
+    signal: "pidfd_send_signal sigtimedwait sigwaitinfo",
+    socket: "SOCK_SEQPACKET SOCK_CLOEXEC SOCK_NONBLOCK SO_PEERCRED MSG_CMSG_CLOEXEC",
+    time: "CLOCK_BOOTTIME",
+}.items():
+    for name in names.split():
+        vars(module).pop(name, None)
+
+
+class _Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name in ("prctl", "mallopt", "malloc_trim", "sched_setaffinity"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+ctypes.CDLL = _Library
 
 
 def _hiding(real):
@@ -67,6 +86,7 @@ def _hiding(real):
 
 
 io.open = builtins.open = _hiding(io.open)
+os.open, os.readlink = _hiding(os.open), _hiding(os.readlink)
 os.stat, os.scandir, os.listdir = map(_hiding, (os.stat, os.scandir, os.listdir))
 """
 

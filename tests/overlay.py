@@ -15,7 +15,7 @@ from galley import _native
 PACKAGE = Path(galley.__file__).parent
 ROOT = PACKAGE.parents[1]
 
-_THIS_PACKAGE = """
+THIS_PACKAGE = """
 import sys
 # An editable installation finds its own package before sys.path is looked at.
 sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -58,7 +58,7 @@ class Overlay:
     def run(self, code: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
         """Return the output of a script that imports this package."""
         done = subprocess.run(
-            [sys.executable, "-c", _THIS_PACKAGE + code, *arguments],
+            [sys.executable, "-c", THIS_PACKAGE + code, *arguments],
             capture_output=True,
             text=True,
             timeout=120,
@@ -66,8 +66,6 @@ class Overlay:
             env={
                 **os.environ,
                 "PYTHONPATH": f"{self.folder}:{ROOT}",
-                # Links lead to the package's own caches, which must not receive the changed files.
-                "PYTHONDONTWRITEBYTECODE": "1",
                 **(environ or {}),
             },
         )
@@ -96,4 +94,6 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
 
 def _link_all(source: Path, target: Path) -> None:
     for entry in source.iterdir():
+        if entry.name == "__pycache__":
+            continue  # the package's own, which must not receive changed files
         (target / entry.name).symlink_to(entry)

@@ -1,5 +1,6 @@
 """Files for contributors' tools are valid: editor, pre-commit, templates, links of the package."""
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path, PurePath
@@ -71,3 +72,37 @@ def test_all_links_to_the_repository_are_those_of_the_package() -> None:
     links = yaml.safe_load(config)["contact_links"]
     assert links
     assert all(link["url"].startswith(home) for link in links)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/architecture.md",
+        "docs/processes.md",
+        "docs/engines.md",
+        "docs/speech-path.md",
+        "docs/packages.md",
+        "docs/adding.md",
+        "docs/other-systems.md",
+        "docs/native.md",
+        "docs/native-gpu.md",
+        "CONTRIBUTING.md",
+    ],
+)
+def test_files_that_pages_name_exist(page: str) -> None:
+    """A name without a folder may be in any; with one, it is relative to the package or the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./]+\.(?:py|cpp|hpp))`", text))
+    assert named
+    roots = [ROOT / "src/galley", ROOT]
+    files = {
+        path.name for folder in ("src", "native", "tests") for path in (ROOT / folder).rglob("*")
+    }
+    missing = [
+        name
+        for name in named
+        if not any((root / name).is_file() for root in roots)
+        and ("/" in name or name not in files)
+        and "<" not in name
+    ]
+    assert missing == []

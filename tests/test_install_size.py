@@ -15,10 +15,7 @@ import galley
 from galley import _native
 
 LIMIT: Final = 157_000_000
-"""Most bytes, compiled modules included: 25 MB of the dependencies' and 8 MB of the package's.
-
-Two thirds are numpy (71 MB), tokenizers, and huggingface_hub with hf-xet, which tokenizers needs as well.
-"""
+"""Most bytes, compiled modules included; docs/operations/installing.md lists the parts."""
 ROOT: Final = Path(__file__).parents[1]
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests import kinds
+from tests.defects import DEFECTS
 from tests.distribution import LONGEST, ROOT, unit_of
 
 TESTS = Path(__file__).parent
@@ -69,3 +70,18 @@ def test_a_unit_runs_on_one_worker() -> None:
     assert len(ran) == 2
     assert {path for _, path in ran} == set(paths)
     assert {worker for worker, _ in ran} == {"gw0", "gw1"}
+
+
+def test_a_process_of_a_test_compiles_no_module_again() -> None:
+    code = "import sys; print(sys.dont_write_bytecode)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+def test_each_deliberate_defect_has_its_line_and_its_test() -> None:
+    for defect in DEFECTS:
+        source = (ROOT / "src/galley" / defect.path).read_text(encoding="utf-8")
+        assert source.count(defect.line) == 1, defect.name
+        module, _, name = defect.found_by.partition("::")
+        text = (TESTS / module).read_text(encoding="utf-8")
+        assert name.partition("[")[0] in text, defect.name

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from galley.machine import available_cores, available_memory, with_descendants
+from galley.machine import (
+    available_cores,
+    available_memory,
+    oom_kills,
+    raise_open_files,
+    with_descendants,
+)
 
 GIB = 2**30
 
@@ -188,3 +195,35 @@ def test_a_process_is_followed_by_all_that_it_has_started() -> None:
     assert len(found) == 3
     assert started == {found[1]}
     assert with_descendants([process.pid]) == [process.pid]
+
+
+def test_open_files_where_a_limit_is_refused_that_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on macOS, which reports no hard limit."""
+    limits = (256, resource.RLIM_INFINITY)
+
+    def set_limits(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal limits
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    raise_open_files()
+    assert limits == (10_240, resource.RLIM_INFINITY)
+
+
+def test_kills_for_lack_of_memory_are_those_of_the_own_cgroup(tmp_path: Path) -> None:
+    machine = write(tmp_path / "proc", {"vmstat": "pgfault 9\noom_kill 70"}) / "vmstat"
+    v2 = write(tmp_path / "v2", {"app/memory.events": "oom 2\noom_kill 3", "self": "0::/app"})
+    assert oom_kills(v2, v2 / "self", machine) == 3
+    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 5"
+    v1 = write(
+        tmp_path / "v1", {"memory/memory.oom_control": control, "self": "4:memory:/docker/x"}
+    )
+    assert oom_kills(v1, v1 / "self", machine) == 5
+    root = write(tmp_path / "root", {"self": "0::/"})
+    assert oom_kills(root, root / "self", machine) == 70
+    assert oom_kills(root, root / "self", tmp_path / "none") is None

@@ -38,6 +38,13 @@ Kind kind_named(const std::string& name) {
     throw std::invalid_argument("unknown weight kind '" + name + "'");
 }
 
+// Of kInt8 that is narrow.
+constexpr const char* kNarrowName = "int7";
+
+const char* name_of(const Matrix& m) {
+    return m.narrow ? kNarrowName : kKindNames[static_cast<int>(m.kind)];
+}
+
 Inputs inputs_named(const std::string& name) {
     if (name == "bfloat16") return Inputs::kBF16;
     if (name == "int8") return Inputs::kInt8;
@@ -87,10 +94,21 @@ void gather(Communicator& communicator, const FloatTable& x, const std::vector<i
             std::copy_n(x.data() + begin * own, (end - begin) * own,
                         reinterpret_cast<float*>(slot));
             copy(x.data() + begin * own, communicator.rank(), begin, end);
+            return static_cast<int64_t>(sizeof(float)) * (end - begin) * own;
         },
         [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
             copy(reinterpret_cast<const float*>(slot), other, begin, end);
         });
+}
+
+// `carrier(parity, bytes)` returns whether it is done, or None if a rank was lost.
+void reach(Communicator& communicator, const std::vector<int>& elsewhere, nb::object carrier) {
+    communicator.reach(elsewhere, [carrier](int parity, int64_t bytes) {
+        const nb::gil_scoped_acquire acquire;
+        const nb::object done = carrier(parity, bytes);
+        if (done.is_none()) return Communicator::Carried::kLost;
+        return nb::cast<bool>(done) ? Communicator::Carried::kDone : Communicator::Carried::kNotYet;
+    });
 }
 
 FloatType scale_type_tagged(const std::string& tag) {
@@ -107,7 +125,9 @@ using Tensors = std::vector<std::tuple<RawBytes, std::string>>;
 
 Packed::Shape shape_of(const std::string& kind, int64_t outputs, int64_t depth, int64_t group,
                        const std::string& scale_type, bool zeros, bool minima) {
-    return {kind_named(kind), outputs, depth, group, scale_type_tagged(scale_type), zeros, minima};
+    const bool narrow = kind == kNarrowName;
+    return {narrow ? Kind::kInt8 : kind_named(kind), outputs, depth,  group,
+            scale_type_tagged(scale_type),           zeros,   minima, narrow};
 }
 
 int64_t fill(Packed& packed, const Tensors& tensors, int threads) {
@@ -232,8 +252,7 @@ NB_MODULE(_native, m) {
                 return nb::ndarray<nb::numpy, const uint8_t>(packed.data(), {size}, nb::handle());
             },
             nb::rv_policy::reference_internal)
-        .def_prop_ro("kind",
-                     [](const Packed& p) { return kKindNames[static_cast<int>(p.matrix().kind)]; })
+        .def_prop_ro("kind", [](const Packed& p) { return name_of(p.matrix()); })
         .def_prop_ro("depth", [](const Packed& p) { return p.matrix().depth; })
         .def_prop_ro("group", [](const Packed& p) { return p.matrix().group; })
         .def_prop_ro("outputs", [](const Packed& p) { return p.matrix().outputs; })
@@ -266,6 +285,9 @@ NB_MODULE(_native, m) {
         .def_prop_ro("rank", &Communicator::rank)
         .def_prop_ro("ranks", &Communicator::ranks)
         .def("gather", &gather, "x"_a, "ranks"_a, "y"_a.noconvert())
+        .def("reach", &reach, "elsewhere"_a, "carrier"_a)
+        .def_static("slot_at", &Communicator::slot_at, "ranks"_a, "slot_bytes"_a, "rank"_a,
+                    "parity"_a)
         .def("fail", &Communicator::fail)
         .def_prop_ro("failed", &Communicator::failed);
 

@@ -24,7 +24,7 @@ constexpr int64_t kSuper = 256;
 //   kF32   [blocks][depth][16]
 //   kBF16  [blocks][depth / 2][16][2]
 //   kF16   [blocks][depth][16]
-//   kInt8  [blocks][depth / 4][16][4], unsigned: weight + 128
+//   kInt8  [blocks][depth / 4][16][4], unsigned: weight + 128; if `narrow`, all are from -63 to 63
 //   kInt4  [blocks][depth / 8][64 bytes]: byte 4 * output + j holds k = j below, k = 4 + j above;
 //          unsigned: weight + zero point (8 when there are neither `zeros` nor `minima`)
 //
@@ -38,6 +38,7 @@ constexpr int64_t kSuper = 256;
 struct Matrix {
     Kind kind;
     FloatType scale_type;
+    bool narrow;
     int64_t outputs;
     int64_t depth;
     int64_t padded_depth;

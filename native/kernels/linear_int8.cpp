@@ -43,6 +43,29 @@ struct Int8 {
     }
 };
 
+// Those from -63 to 63, multiplied as 1 to 127.
+struct Narrow : Int8 {
+    static constexpr int32_t kOffset = 64;
+
+    template <int R, int B>
+    GALLEY_INLINE void dot(Ints (&acc)[1][R][B], const uint8_t* w, int64_t block_bytes,
+                           const uint8_t* const (&x)[R], int64_t k, int64_t end, Next& next) {
+        Bytes moved;
+        GALLEY_PARTS moved.p[i] = UintPart{} + (kStored - kOffset) * 0x01010101u;
+        for (; k < end; k += kStep) {
+            fetch_next<B>(next, block_bytes);
+            Bytes v[B];
+            GALLEY_UNROLL for (int b = 0; b < B; ++b) v[b] =
+                load_bytes(w + b * block_bytes + k * kLanes) - moved;
+            GALLEY_UNROLL for (int r = 0; r < R; ++r) {
+                const int32_t four = load_four(x[r] + k);
+                GALLEY_UNROLL for (int b = 0; b < B; ++b) acc[0][r][b] =
+                    dot_narrow(acc[0][r][b], v[b], four);
+            }
+        }
+    }
+};
+
 struct Int4 {
     static constexpr Kind kKind = Kind::kInt4;
     static constexpr int64_t kStep = 8;
@@ -210,15 +233,19 @@ struct Integer {
     };
 };
 
+template <class Weights>
+void run(const Linear& l, int64_t begin, int64_t end) {
+    Tiler<Integer<Weights>::template Tile, kMaxRows, Weights::kStreamRows, kBlocks,
+          kMixedRows>::run(l, begin, end);
+}
+
 }  // namespace
 
 void linear_int8(const Linear& l, int64_t begin, int64_t end, uint8_t*) {
-    if (l.matrix->kind == Kind::kInt8)
-        Tiler<Integer<Int8>::Tile, kMaxRows, Int8::kStreamRows, kBlocks, kMixedRows>::run(l, begin,
-                                                                                          end);
-    else
-        Tiler<Integer<Int4>::Tile, kMaxRows, Int4::kStreamRows, kBlocks, kMixedRows>::run(l, begin,
-                                                                                          end);
+    if (l.matrix->kind == Kind::kInt4) return run<Int4>(l, begin, end);
+    if constexpr (kNarrowGains)
+        if (l.matrix->narrow) return run<Narrow>(l, begin, end);
+    run<Int8>(l, begin, end);
 }
 
 }  // namespace GALLEY_ISA

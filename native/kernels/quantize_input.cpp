@@ -31,6 +31,11 @@ struct Largest {
     bool finite;
 };
 
+// Bit i: lane i is `most`, which none is above.
+GALLEY_INLINE uint32_t lanes_of(Floats v, float most) {
+    return ~not_at_most(splat(most), v) & ((1u << kLanes) - 1);
+}
+
 GALLEY_INLINE Largest largest_of(const float* x, int64_t count) {
     const Floats greatest = splat(__FLT_MAX__);
     Floats high = splat(0.0f), next = high;  // of each lane
@@ -46,13 +51,14 @@ GALLEY_INLINE Largest largest_of(const float* x, int64_t count) {
     if (most == 0.0f) return {0.0f, 0.0f, 0, true};
     Floats others;
     GALLEY_PARTS others.p[i] = high.p[i] < most ? high.p[i] : next.p[i];
-    int64_t at = count;
-    uint32_t lanes = ~not_at_most(splat(most), high) & ((1u << kLanes) - 1);
+    const uint32_t lanes = lanes_of(high, most);
     const bool several = lanes & (lanes - 1);
-    for (; lanes; lanes &= lanes - 1) {
-        int64_t k = __builtin_ctz(lanes);
-        while (__builtin_fabsf(x[k]) != most) k += kLanes;
-        at = least(at, k);
+    // From the end, so that the first of equal ones is left: a search that stops there would be a
+    // branch that no CPU predicts.
+    int64_t at = 0;
+    for (int64_t i = (count - 1) / kLanes * kLanes; i >= 0; i -= kLanes) {
+        const uint32_t here = lanes_of(abs(load_some(x + i, count - i)), most);
+        at = here ? i + __builtin_ctz(here | 1u << kLanes) : at;
     }
     return {most, several ? most : largest(others), at, true};
 }

@@ -51,10 +51,9 @@ GALLEY_INLINE Floats between(int64_t first, int64_t last, Floats a, float other)
     return load(v);
 }
 GALLEY_INLINE int32_t sum(Ints a) {
-    int32_t total = 0;
-    for (int j = 0; j < kParts; ++j)
-        for (int i = 0; i < kWidth; ++i) total += a.p[j][i];
-    return total;
+    IntPart total = a.p[0];
+    for (int i = 1; i < kParts; ++i) total += a.p[i];
+    return sum_of_lanes(total);
 }
 
 // The first `count` of 16.

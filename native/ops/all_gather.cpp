@@ -43,7 +43,9 @@ void Gather::run(Pool& pool, int64_t rows, const uint8_t* x, int64_t x_stride, u
     communicator_->exchange(
         rows, 4 * widest(),
         [&](uint8_t* slot, int64_t begin, int64_t end) {
+            if (leader_only_ && communicator_->rank() == 0) return int64_t{0};
             copy(end - begin, mine, x + begin * x_stride, x_stride, slot, mine);
+            return (end - begin) * mine;
         },
         [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
             if (!reads) return;

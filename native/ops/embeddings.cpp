@@ -60,6 +60,7 @@ class EmbedPartOp : public Op {
                     e.kernels.embed(m, e.step.tokens[r] - first, e.row(y_, r));
                     std::memcpy(slot + (r - begin) * bytes(), e.row(y_, r), bytes());
                 }
+                return (end - begin) * bytes();
             },
             [&](int other, const uint8_t* slot, int64_t begin, int64_t end) {
                 for (int64_t r = begin; r < end; ++r)

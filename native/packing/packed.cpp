@@ -136,15 +136,18 @@ int64_t Packed::bytes_of(const Shape& shape) {
 }
 
 void Packed::lay_out(const Shape& shape) {
-    const auto& [kind, outputs, depth, group, scale_type, zeros, minima] = shape;
+    const auto& [kind, outputs, depth, group, scale_type, zeros, minima, narrow] = shape;
     if (outputs < 1 || depth < 1) throw std::invalid_argument("a weight matrix cannot be empty");
     if (zeros && kind != Kind::kInt4)
         throw std::invalid_argument("only int4 weights have zero points");
+    if (narrow && kind != Kind::kInt8)
+        throw std::invalid_argument("only int8 weights may be narrow");
     if (zeros && minima) throw std::invalid_argument("weights have zero points or minima");
     const int64_t padded = round_up(depth, depth_multiple(kind));
     matrix_ = {};
     matrix_.kind = kind;
     matrix_.scale_type = scale_type;
+    matrix_.narrow = narrow;
     matrix_.outputs = outputs;
     matrix_.depth = depth;
     matrix_.padded_depth = matrix_.group = padded;
@@ -257,7 +260,8 @@ bool Packed::round_row(int64_t output, const float* values, uint8_t* stored) {
         const int64_t at = lane_at(output, g, m.groups);
         auto* scale = reinterpret_cast<uint16_t*>(own(m.scales)) + at;
         if (m.kind == Kind::kInt8)
-            finite &= round_int8(values + begin, count, stored + begin, scale);
+            finite &=
+                round_int8(values + begin, count, m.narrow ? kNarrow : 127, stored + begin, scale);
         else if (m.zeros)
             finite &= round_int4(values + begin, count, stored + begin, scale, own(m.zeros) + at);
         else
@@ -279,6 +283,11 @@ void Packed::fill_integer(const Integers& given, int threads) {
     if (given.zeros && std::any_of(given.zeros, given.zeros + m.outputs * m.groups,
                                    [](uint8_t z) { return z > 15; }))
         throw std::invalid_argument("a zero point is more than four bits hold");
+    if (m.narrow && std::any_of(q, q + m.outputs * m.depth, [](uint8_t w) {
+            const int weight = static_cast<int8_t>(w);
+            return weight < -kNarrow || weight > kNarrow;
+        }))
+        throw std::invalid_argument("a weight is more than seven bits hold");
     require_own_memory();
     const int64_t size = galley::bytes_of(m.scale_type);
     // [outputs, count] of `bytes` each, to their lanes.

@@ -24,6 +24,8 @@ class Packed {
   public:
     // Longer groups could overflow the 32-bit sums: 65536 * 255 * 127 < 2^31.
     static constexpr int64_t kLongestGroup = 65536;
+    // Two products of such a weight + 64 and of an int8 input fit 16 bits.
+    static constexpr int kNarrow = 63;
 
     struct Shape {
         Kind kind;
@@ -33,6 +35,7 @@ class Packed {
         FloatType scale_type;
         bool zeros;
         bool minima;
+        bool narrow = false;  // of int8: no integer is beyond kNarrow
     };
 
     // Row-major, as a checkpoint has them: `q` [outputs, depth], int8 as bytes, int4 as 0 to 15;

@@ -92,10 +92,10 @@ bool to_f16(float value, uint16_t& half) {
     return rounded != 0x7c00 || magnitude == static_cast<uint32_t>(kInfinity);
 }
 
-bool round_int8(const float* values, int64_t count, uint8_t* stored, uint16_t* scale) {
+bool round_int8(const float* values, int64_t count, int steps, uint8_t* stored, uint16_t* scale) {
     const int32_t most = largest_magnitude(values, count);
     if (most >= kInfinity) return false;
-    *scale = to_bf16(float_of(most) / 127.0f);
+    *scale = to_bf16(float_of(most) / static_cast<float>(steps));
     round_all(values, count, bf16_to_float(*scale), 128, 255, stored);
     return true;
 }

@@ -20,9 +20,10 @@ uint16_t to_bf16(float value);
 bool to_f16(float value, uint16_t& half);
 
 // Round one group. `stored`: what the layouts of kernels.hpp keep, weight + zero point (128 for
-// int8, 8 for int4, or `zero` where the caller asks for one). Scales are bfloat16. False, and
-// nothing useful written, if a value or the scale is not finite.
-bool round_int8(const float* values, int64_t count, uint8_t* stored, uint16_t* scale);
+// int8, 8 for int4, or `zero` where the caller asks for one). Scales are bfloat16; the largest
+// magnitude becomes `steps` of them. False, and nothing useful written, if a value or the scale is
+// not finite.
+bool round_int8(const float* values, int64_t count, int steps, uint8_t* stored, uint16_t* scale);
 bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale);
 bool round_int4(const float* values, int64_t count, uint8_t* stored, uint16_t* scale,
                 uint8_t* zero);

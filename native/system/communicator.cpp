@@ -68,14 +68,18 @@ int64_t Communicator::bytes(int ranks, int64_t slot_bytes) {
     return kCounterBytes * (ranks + 1) + 2 * ranks * slot_bytes;
 }
 
+int64_t Communicator::slot_at(int ranks, int64_t slot_bytes, int rank, int parity) {
+    return kCounterBytes * (ranks + 1) + (2 * rank + parity) * slot_bytes;
+}
+
 Communicator::Communicator(uint8_t* memory, int rank, int ranks, int64_t slot_bytes,
                            std::chrono::milliseconds timeout)
     : memory_(memory),
-      slots_(memory + kCounterBytes * (ranks + 1)),
       rank_(rank),
       ranks_(ranks),
       slot_bytes_(slot_bytes),
-      timeout_(timeout) {
+      timeout_(timeout),
+      elsewhere_(ranks > 0 ? ranks : 0) {
     static_assert(sizeof(Counter) == kCounterBytes, "a counter is a cache line");
     if (ranks < 1 || rank < 0 || rank >= ranks)
         throw std::invalid_argument("there is no such rank");
@@ -86,6 +90,15 @@ Communicator::Communicator(uint8_t* memory, int rank, int ranks, int64_t slot_by
 
 Communicator::Counter& Communicator::counter(int rank) const {
     return reinterpret_cast<Counter*>(memory_)[rank];
+}
+
+void Communicator::reach(const std::vector<int>& elsewhere, Carrier carrier) {
+    for (const int other : elsewhere)
+        if (other < 0 || other >= ranks_ || other == rank_)
+            throw std::invalid_argument("there is no such rank elsewhere");
+    elsewhere_.assign(ranks_, false);
+    for (const int other : elsewhere) elsewhere_[other] = true;
+    carrier_ = std::move(carrier);
 }
 
 bool Communicator::failed() const { return counter(ranks_).published.load() != 0; }
@@ -99,6 +112,18 @@ void Communicator::publish() {
     Counter& mine = counter(rank_);
     mine.published.store(turn_ + 1);
     if (mine.sleeping.load() > 0) wake(mine.published);
+}
+
+void Communicator::carry(int64_t bytes) {
+    const auto deadline = Clock::now() + timeout_;
+    for (;;) {
+        const Carried carried = carrier_(static_cast<int>(turn_ % 2), bytes);
+        if (carried == Carried::kDone) return;
+        if (carried == Carried::kNotYet && !failed() && Clock::now() < deadline) continue;
+        fail();
+        throw RankLost("rank " + std::to_string(rank_) +
+                       " has lost a rank on another machine, or that one has not answered in time");
+    }
 }
 
 void Communicator::wait_for(int other) {

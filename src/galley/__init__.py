@@ -1,4 +1,4 @@
-"""Galley: serve language models as cheaply as a given quality and latency allow."""
+"""Galley: an inference stack that plans, quantizes, serves and measures models."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -145,6 +145,8 @@ class RankLost(RuntimeError):
 class Communicator:
     """One of several ranks that exchange rows through shared memory, which begins zeroed.
 
+    Ranks on other machines have slots there, too; see :meth:`reach`.
+
     ``timeout``: milliseconds after which a rank that does not answer counts as lost.
     """
 
@@ -171,6 +173,17 @@ class Communicator:
         y: npt.NDArray[np.float32],
     ) -> None:
         """Write the columns of all ranks to ``y`` [rows, columns]; ``ranks``: columns of each."""
+
+    def reach(self, elsewhere: Sequence[int], carrier: Callable[[int, int], bool | None]) -> None:
+        """Reach these ranks through ``carrier(parity, bytes)`` from now on.
+
+        It sends the first ``bytes`` of this rank's slot of the parity to them, and fills their slots. It
+        returns soon, and is called again, until it returns True; None: a rank was lost.
+        """
+
+    @staticmethod
+    def slot_at(ranks: int, slot_bytes: int, rank: int, parity: int) -> int:
+        """Where a rank's slot of a parity begins in the shared memory."""
 
     def fail(self) -> None:
         """End all waits, of all ranks, with RankLost."""

@@ -22,6 +22,7 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
+VMSTAT = Path("/proc/vmstat")
 PROCESS = Path("/proc/self")
 
 _IMPORTED: Final = time.monotonic()
@@ -31,6 +32,11 @@ FOLDER_VARIABLE: Final = "GALLEY_CACHE_DIR"
 
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes per second assumed of an unmeasured disk: a plain NVMe drive, or a fast cloud volume."""
+
+MOST_OPEN_FILES: Final = 1 << 20
+"""Open files that this process uses at most where the system has no limit."""
+_OPEN_MAX: Final = 10_240
+"""From macOS's syslimits.h."""
 
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
@@ -127,6 +133,12 @@ def held_memory(pid: int) -> int:
     return sum(int(status.get(name, 0)) * 1024 for name in names)
 
 
+def resident_memory(pid: int) -> int:
+    """Return the bytes that a process has resident, pages of mapped files included; 0 if it has ended."""
+    status = _table(_read(Path("/proc") / str(pid) / "status"))
+    return int(status.get("VmRSS:", 0)) * 1024
+
+
 def with_descendants(pids: Iterable[int]) -> list[int]:
     """Return processes and all that they have started; these alone where the system has no /proc."""
     found = list(pids)
@@ -200,6 +212,21 @@ def memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, meminfo: Path =
     return least
 
 
+def oom_kills(
+    cgroup: Path = CGROUP, membership: Path = MEMBERSHIP, vmstat: Path = VMSTAT
+) -> int | None:
+    """Return how many processes the kernel has killed for lack of memory; None if it does not say.
+
+    Counted are those of this process's cgroup (v1 or v2) and below, or else those of the machine.
+    """
+    for folder in _folders(cgroup, membership, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _table(_read(folder / name)).get("oom_kill")) is not None:
+                return int(count)
+    count = _table(_read(vmstat)).get("oom_kill")
+    return None if count is None else int(count)
+
+
 def _physical_memory() -> Memory:
     """Return the memory without /proc (macOS), where half is assumed available as no figure is reported."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -233,6 +260,22 @@ def address_space_left() -> int:
         return sys.maxsize
     pages = int(statm[0])
     return max(0, limit - pages * resource.getpagesize())
+
+
+def raise_open_files() -> None:
+    """Raise the limit of open files of this process and its children as far as the system allows."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    # macOS reports no hard limit and refuses more than its own, which is at least OPEN_MAX.
+    for wanted in (MOST_OPEN_FILES, _OPEN_MAX) if hard == resource.RLIM_INFINITY else (hard,):
+        if soft >= wanted:
+            return
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def nameless_file(name: str) -> int:

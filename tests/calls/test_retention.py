@@ -162,7 +162,7 @@ def test_rules_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "audio", "audio=1", "audio=-1d", "sound=1d", "a:b:audio=1d"])
 def test_what_is_no_rule_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no rule"):
+    with pytest.raises(SettingsError, match="is not a rule"):
         parse_rule(text)
 
 

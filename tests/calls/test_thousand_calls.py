@@ -95,7 +95,7 @@ def has_failed(results: Path, broken: set[str]) -> bool:
 
 
 def wait_for(results: Path, wanted: int) -> int:
-    """Wait until so many calls are complete, and return how many are; fail if none is for minutes."""
+    """Wait until this many calls are complete, and return how many are; fail if none is for minutes."""
     last, since = -1, time.monotonic()
     while True:
         count = sum(1 for _ in results.glob("[0-9]/*/call.json"))

@@ -13,7 +13,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "model": TEXT,
     "revision": TEXT,
     "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
-    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int4"]),
+    "weight_dtype": st.sampled_from(["auto", "float32", "bf16", "int8", "int7", "int4"]),
     "activations": st.sampled_from(["auto", "float32", "bfloat16", "int8"]),
     "kv_dtype": st.sampled_from(["auto", "float32", "bfloat16", "int8", "int4"]),
     "experts": st.sampled_from(["memory", "disk"]),
@@ -28,6 +28,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
     "tensor_parallel": st.integers(2, 64),
+    "tensor_parallel_rank": st.lists(st.just("10.0.0.8:8600"), max_size=2).map(tuple),
     "tensor_parallel_cpus": st.lists(st.sampled_from(["0-3", "4+6"]), max_size=2).map(tuple),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "sampling_defaults": st.lists(
@@ -173,6 +174,14 @@ def _events_agree(settings: dict[str, Any], *, several: bool) -> bool:
     return alone and bool(settings.get("prefix_cache", True))
 
 
+def _ranks_agree(settings: dict[str, Any]) -> bool:
+    ranks = settings.get("tensor_parallel", 1)
+    if settings.get("tensor_parallel_cpus") and ranks == 1:
+        return False
+    elsewhere = settings.get("tensor_parallel_rank", ())
+    return not elsewhere or (len(elsewhere) < ranks and settings.get("replicas", 1) < 2)
+
+
 def _roles_agree(settings: dict[str, Any]) -> bool:
     role = settings.get("role", "off")
     if settings.get("prefill_replica") and role not in ("decode", "both"):
@@ -193,7 +202,7 @@ def _agrees(settings: dict[str, Any]) -> bool:
         return False
     if settings.get("replicas", 1) > 1 and settings.get("take_turns", True) and several:
         return False
-    if settings.get("tensor_parallel_cpus") and not settings.get("tensor_parallel"):
+    if not _ranks_agree(settings):
         return False
     on_disk = settings.get("experts") == "disk"
     if on_disk and not settings.get("weight_cache", True):

@@ -58,16 +58,24 @@ def answers(path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def long_batch(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def long_batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [
         chat(f"line {i} é", max_tokens=400, ignore_eos=True, seed=i, temperature=1.0)
         for i in range(COUNT)
     ]
-    return write(tmp_path / "in.jsonl", *lines)
+    return write(tmp_path_factory.mktemp("batch") / "in.jsonl", *lines)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def whole(long_batch: Path, run: "Run") -> dict[str, Any]:
+    """The answers of a run that nothing interrupts."""
+    target = long_batch.with_name("whole.jsonl")
+    assert run(long_batch, target).returncode == 0
+    return answers(target)
+
+
+@pytest.fixture(scope="module")
 def run(checkpoint: Path) -> Callable[[Path, Path], subprocess.CompletedProcess[str]]:
     def run(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
         return galley(
@@ -179,10 +187,9 @@ def test_failed_lines_are_counted_and_retried(tmp_path: Path, run: Run) -> None:
 
 
 def test_killed_and_resumed_it_gives_what_an_uninterrupted_run_gives(
-    tmp_path: Path, long_batch: Path, run: Run, start: Start
+    tmp_path: Path, long_batch: Path, whole: dict[str, Any], run: Run, start: Start
 ) -> None:
-    whole, torn = tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
-    assert run(long_batch, whole).returncode == 0
+    torn = tmp_path / "torn.jsonl"
     kills = 0
     for lines in (2, 8, 15):
         process = start(long_batch, torn)
@@ -199,19 +206,20 @@ def test_killed_and_resumed_it_gives_what_an_uninterrupted_run_gives(
     assert kills == 3
     resumed = run(long_batch, torn)
     assert resumed.returncode == 0, resumed.stderr
-    assert len(answers(whole)) == COUNT
-    assert answers(torn) == answers(whole)
+    assert len(whole) == COUNT
+    assert answers(torn) == whole
 
 
-def test_the_engine_may_be_killed(tmp_path: Path, long_batch: Path, run: Run, start: Start) -> None:
-    assert run(long_batch, tmp_path / "whole.jsonl").returncode == 0
+def test_the_engine_may_be_killed(
+    tmp_path: Path, long_batch: Path, whole: dict[str, Any], start: Start
+) -> None:
     process = start(long_batch, tmp_path / "out.jsonl")
     wait_for_lines(tmp_path / "out.jsonl", 5, process)
     children = psutil.Process(process.pid).children()
     (engine,) = (child for child in children if "galley.service.worker" in child.cmdline())
     engine.kill()
     assert process.wait(60) == 0, process.communicate()[0]
-    assert answers(tmp_path / "out.jsonl") == answers(tmp_path / "whole.jsonl")
+    assert answers(tmp_path / "out.jsonl") == whole
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, long_batch: Path, start: Start) -> None:

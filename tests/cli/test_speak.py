@@ -58,7 +58,7 @@ def test_a_refused_text_leaves_an_earlier_file_as_it_is(voice: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--output", "said.txt"], "the suffix is none of .mp3"),
+        (["--output", "said.txt"], "the suffix is not one of .mp3"),
         (["--output", "no/said.wav"], "the folder no does not exist"),
         (["--voice", "eve"], "has no voice 'eve'; it has ada, bob, default"),
         (["--speed", "9"], "9.0 is not in the range 0.25<=x<=4.0"),

@@ -61,7 +61,7 @@ def test_flags_of_speech_detection_and_channels_are_honored(whisper: Path, short
     assert "no speech was found" in unheard.stderr
     without = galley("transcribe", short, *model(whisper), "--no-vad", "--vad-pad-ms", "10")
     assert without.returncode == 2
-    assert "--vad-pad-ms goes with speech detection" in without.stderr
+    assert "--vad-pad-ms needs speech detection" in without.stderr
     second = galley("transcribe", short, *model(whisper), "--channel", "2")
     assert second.returncode == 1
     assert "has no channel 2; number of channels: 1" in second.stderr

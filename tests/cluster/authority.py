@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -36,6 +37,12 @@ class Authority:
         self, token: Path, *, valid: datetime.timedelta = DAY, address: str = "127.0.0.1"
     ) -> Access:
         """Return what a machine with a certificate of this authority needs to connect."""
+        return read_access(ClusterSettings(**self.files(token, valid=valid, address=address)))
+
+    def files(
+        self, token: Path, *, valid: datetime.timedelta = DAY, address: str = "127.0.0.1"
+    ) -> dict[str, Any]:
+        """Write a machine's certificate; return the settings that name its files."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "machine")])
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
@@ -51,14 +58,12 @@ class Authority:
                 serialization.NoEncryption(),
             )
         )
-        return read_access(
-            ClusterSettings(
-                cluster_token_file=str(token),
-                cluster_ca=str(self.file),
-                cluster_cert=str(cert),
-                cluster_key=str(private),
-            )
-        )
+        return {
+            "cluster_token_file": str(token),
+            "cluster_ca": str(self.file),
+            "cluster_cert": str(cert),
+            "cluster_key": str(private),
+        }
 
 
 def _certificate(

@@ -152,7 +152,7 @@ def test_what_is_no_galley_is_refused(answer: bytes) -> None:
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        with pytest.raises(BadFrame, match="no Galley"):
+        with pytest.raises(BadFrame, match="not Galley"):
             await greet(reader, writer, TOKEN)
         writer.transport.abort()
         server.close()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence, Set
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -410,7 +411,10 @@ def test_what_waits_goes_to_the_first_replica_that_is_ready() -> None:
     loop.close()
 
 
-def test_a_replica_with_others_tries_again_for_as_long_as_it_takes() -> None:
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_replica_whose_engine_is_killed_tries_again_for_as_long_as_it_takes(
+    has_others: bool,
+) -> None:
     async def run() -> None:
         starts = itertools.count()
         engines: list[ToyEngine] = []
@@ -421,7 +425,7 @@ def test_a_replica_with_others_tries_again_for_as_long_as_it_takes() -> None:
                 engines[-1] = Stillborn("same", SEATS)
             return engines[-1]
 
-        source = ReplicaSource(name="a", connect=connect, seats=SEATS, has_others=True)
+        source = ReplicaSource(name="a", connect=connect, seats=SEATS, has_others=has_others)
         client = EngineClient(
             EngineSettings(), "/m", max_queue=9, replicas=0, remotes=[source], router=PrefixRouter()
         )
@@ -431,6 +435,7 @@ def test_a_replica_with_others_tries_again_for_as_long_as_it_takes() -> None:
         await asyncio.sleep(100)
         assert len(engines) == 10
         assert client.state == "ready"
+        assert client.replicas[0].killed_starts == 8
         await client.close()
 
     loop = JumpingLoop()

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from galley.cluster.channel import greet
 from galley.cluster.members import Release, write_members
 from tests.cluster.admin import ADMIN_KEY, replicas
 from tests.cluster.replica import Replica
@@ -131,3 +133,22 @@ def test_a_server_without_engines_of_its_own(folder: Path, token: Path, tmp_path
             assert refused.process.wait(60) == 1
         assert "the token of cluster_token_file is another one" in refused.log
         assert "Traceback" not in refused.log + (tmp_path / "a.log").read_text()
+
+
+def test_those_without_the_token_keep_no_server_out(
+    folder: Path, token: Path, tmp_path: Path
+) -> None:
+    secret = token.read_bytes().strip()
+
+    async def greeted(port: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        channel = await greet(reader, writer, secret)
+        first = await anext(channel.frames())
+        channel.abort()
+        return len(first)
+
+    with Replica(folder, tmp_path / "replica", token) as replica:
+        idle = [socket.create_connection(("127.0.0.1", replica.port)) for _ in range(100)]
+        assert asyncio.run(greeted(replica.port))
+        for one in idle:
+            one.close()

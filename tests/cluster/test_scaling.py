@@ -66,6 +66,7 @@ def test_the_policy_reads_the_latest_figures_of_each_replica() -> None:
         "waiting": {"a": series(0, 4), "b": series(50, 0)},
         "seats": {"a": series(10, 10), "b": series(10)},
         "first_token_seconds": {"a": series(0.1), "b": series(0.1)},
+        "start_seconds": {"a": series(60), "b": series(60)},
         "running_requests": {"a": series(3)},
     }
     number, state = ByFirstToken(GOAL, LOAD, 300.0)(context(metrics))
@@ -73,8 +74,14 @@ def test_the_policy_reads_the_latest_figures_of_each_replica() -> None:
     assert [one[1] for one in state["galley_wanted"]] == [3]
 
 
-def of_load(running: float, ttft: float = 0.1) -> dict[str, Any]:
-    found = {"running": running, "waiting": 0, "seats": 10, "first_token_seconds": ttft}
+def of_load(running: float, ttft: float = 0.1, start: float = 0) -> dict[str, Any]:
+    found = {
+        "running": running,
+        "waiting": 0,
+        "seats": 10,
+        "first_token_seconds": ttft,
+        "start_seconds": start,
+    }
     return {name: {"a": series(value)} for name, value in found.items()}
 
 
@@ -97,6 +104,29 @@ def test_replicas_stay_for_a_time_after_they_were_wanted(monkeypatch: pytest.Mon
         target, state = policy(context(of_load(running), 1, target, state))
         seen.append(target)
     assert seen == [5, 5, 5, 5, 3, 3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("loads", "start", "number"),
+    [
+        ([8, 8, 8, 8], 60, 1),
+        ([2, 4, 6, 8], 60, 2),  # 24 in a minute, but no more than twice as many as now
+        ([5, 6, 7, 8], 60, 2),  # 14 in a minute
+        ([5, 6, 7, 8], 0, 1),
+        ([8, 7, 6, 5], 60, 1),
+        ([2, 8], 60, 1),  # ten seconds are no trend
+    ],
+)
+def test_replicas_are_added_for_the_load_once_they_serve(
+    monkeypatch: pytest.MonkeyPatch, loads: list[float], start: float, number: int
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("galley.cluster.on_ray.scaling.time.monotonic", lambda: clock[0])
+    policy, target = ByFirstToken(GOAL, LOAD, 300.0), 1
+    state: dict[str, Any] = {}
+    for clock[0], running in zip(range(1000, 1040, 10), loads, strict=False):
+        target, state = policy(context(of_load(running, start=start), 1, target, state))
+    assert target == number
 
 
 def test_a_call_that_waits_wakes_a_replica() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from galley.links.access import Access
+from galley.links.duplex import Duplex, SealedStream
 from galley.links.sockets import SealedSocket, accepted, connect
 from tests.cluster.authority import Authority
 
@@ -39,6 +40,43 @@ def pair(access: Access) -> Iterator[tuple[SealedSocket, SealedSocket]]:
             accepts.join()
             with sides[0]:
                 yield sides[0], caller
+
+
+def test_both_sides_send_more_than_a_connection_holds_before_either_reads(access: Access) -> None:
+    """Blocking sockets would wait for each other forever."""
+    bodies = [bytes([i]) * (4 << 20) for i in range(2)]
+    with pair(access) as ends:
+        sides = [Duplex(end, len(bodies[0])) for end in ends]
+        for side, body in zip(sides, bodies, strict=True):
+            side.put(body)
+        got: list[bytes | None] = [None, None]
+        sent = [False, False]
+        until = time.monotonic() + 30
+        while (None in got or not all(sent)) and time.monotonic() < until:
+            for i, side in enumerate(sides):
+                sent[i] = sent[i] or side.flush()
+                if got[i] is None and (taken := side.take()) is not None:
+                    got[i] = bytes(taken)
+        assert got == bodies[::-1]
+
+
+def test_a_stream_is_read_while_threads_write(access: Access) -> None:
+    with pair(access) as ends:
+        near, far = map(SealedStream, ends)
+        parts = [bytes([i]) * 300_000 for i in range(3)]
+        writers = [threading.Thread(target=near.sendall, args=(part,)) for part in parts]
+        writers.append(threading.Thread(target=far.sendall, args=(b"back",)))
+        for writer in writers:
+            writer.start()
+        assert near.read(4) == b"back"
+        assert {far.read(300_000) for _ in parts} == set(parts)
+        for writer in writers:
+            writer.join()
+        near.shutdown(socket.SHUT_RDWR)
+        assert far.read(1) == b""
+        assert near.read(1) == b""
+        with pytest.raises(OSError):  # noqa: PT011  (which one differs with TLS)
+            near.sendall(b"x")
 
 
 def test_another_thread_ends_a_wait(access: Access) -> None:

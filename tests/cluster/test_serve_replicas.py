@@ -1,6 +1,7 @@
 """``galley serve --replicas``: streams in flight while replicas are killed, stopped and drained."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from galley.settings.config import Settings
 from tests.cluster.admin import ADMIN, ADMIN_KEY, replicas
 from tests.cluster.streams import answers, asks
 from tests.server.refusals import error_of
-from tests.server.serving import Server, until
+from tests.server.serving import Server, events, until
 from tests.thorough import long
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -121,6 +122,28 @@ def test_a_prefix_is_computed_once_and_each_replica_is_measured(
         assert "'7'" in error_of(wrong, 400)["message"]
         assert drain(server, "0").json()["replicas"][0]["name"] == "1"
         assert "no other replica" in error_of(drain(server, "1"), 409)["message"]
+
+
+def test_a_drained_replica_hands_its_keys_and_values_on(folder: Path, tmp_path: Path) -> None:
+    """Before it ends, the replicas that continue its texts have fetched what it had computed."""
+    token = tmp_path / "token"
+    token.write_text("a secret of both replicas")
+    both = cluster(folder, tmp_path / "log", 2, role="both", cluster_token_file=token)
+    prompt = [5 + i % 90 for i in range(321)]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 600, "seed": 1, "ignore_eos": True}
+    with both as server, server.client() as client:
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        assert server.metrics()["galley_kv_transfer_hit_tokens_total"] == 0
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            pieces = (json.loads(data) for data in events(answer) if data != "[DONE]")
+            text = next(pieces)["choices"][0]["text"]
+            [busy] = [name for name, one in replicas(server).items() if one["running"]]
+            assert drain(server, busy).status_code == 200
+            text += "".join(piece["choices"][0]["text"] for piece in pieces)
+        assert text == alone
+        metrics = server.metrics()
+        assert metrics["galley_kv_transfer_hit_tokens_total"] >= 320
+        assert metrics["galley_kv_transfer_fetch_failures_total"] == 0
 
 
 def test_replicas_that_would_wait_for_each_other_are_refused() -> None:

@@ -40,8 +40,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
         ({"executor": "cpu"}, 0.99999),
         ({"executor": "cpu", "weight_dtype": "bf16"}, 0.999),
         ({"executor": "cpu", "weight_dtype": "int8"}, 0.999),
+        ({"executor": "cpu", "weight_dtype": "int7"}, 0.998),
     ],
-    ids=["reference", "float32", "bf16", "int8"],
+    ids=["reference", "float32", "bf16", "int8", "int7"],
 )
 def test_vectors_are_those_of_transformers(
     variant: str, settings: dict[str, Any], least: float, model: Maker

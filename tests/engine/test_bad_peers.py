@@ -246,6 +246,15 @@ def test_peers_are_served_again_once_threads_can_be_started(
     connect(*where, access, time.monotonic() + 10, within=5.0).close()
 
 
+def test_those_without_a_token_keep_nobody_out(trio: Trio) -> None:
+    where = (trio.where.host, trio.where.port)
+    idle = [socket.create_connection(where) for _ in range(50)]
+    for _ in range(3):
+        connect(*where, Access(SECRET, None, None), time.monotonic() + 10, within=5.0).close()
+    for one in idle:
+        one.close()
+
+
 def test_a_peer_cannot_have_files_of_others_removed(trio: Trio, tmp_path: Path) -> None:
     server = trio.engine._tier._server  # type: ignore[union-attr]
     assert server is not None

@@ -165,7 +165,7 @@ def test_models_that_cannot_draft_are_refused(
     for path, draft, said in (
         (folder, whisper, "is a speech model and the model is not"),
         (whisper, folder, "the model is a speech model and draft_model .* is not"),
-        (whisper, checkpoint("whisper-odd-128"), "mels is 128, the model's is 80"),
+        (whisper, checkpoint("whisper-odd-128"), "mels is 128, not 80"),
         (folder, checkpoint("mistral-window"), "sliding window"),
         (folder, tmp_path / "nowhere", "nowhere"),
         (folder, foreign, '"[ab]" is token'),

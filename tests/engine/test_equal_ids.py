@@ -23,7 +23,7 @@ def made(engine: Engine, params: SamplingParams) -> EngineRequest:
 
 
 def text(engine: Engine, params: SamplingParams, steps_before: int | None = None) -> list[int]:
-    """Return a request's tokens; after so many steps, another one with its id arrives."""
+    """Return a request's tokens; after this many steps, another one with its id arrives."""
     engine.add(made(engine, params))
     tokens: list[int] = []
     steps = 0

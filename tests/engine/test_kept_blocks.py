@@ -23,7 +23,7 @@ class Clock:
 def cache(
     pool: BlockPool, name: str, blocks: int, keep: float = 0.0, tenant: str = ""
 ) -> list[bytes]:
-    """Cache a prefix of so many blocks, as a request does, and return the keys."""
+    """Cache a prefix of this many blocks, as a request does, and return the keys."""
     keys = [f"{name}{i}".encode() for i in range(blocks)]
     taken = [pool.take() for _ in keys]
     for key, block in zip(keys, taken, strict=True):

@@ -27,7 +27,6 @@ from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import Executor, forward
 from galley.ops.packed_cache import cached_files
 from galley.runtimes.library import refuse_settings
-from galley.server.ledger import ledger_lines
 from galley.service.requests import expand
 from galley.settings.engine import EngineSettings
 from galley.types import EngineRequest, Grammar, Output
@@ -323,15 +322,20 @@ def test_the_ledger_is_the_sum_of_all_ranks(checkpoint: CheckpointMaker) -> None
     assert ledger.buffers > whole.buffers + factory.PROCESS_BYTES
 
 
-def test_the_ledger_says_that_recurrence_is_not_divided(checkpoint: CheckpointMaker) -> None:
-    folder = checkpoint("granite-hybrid")
-    said = "every rank computes convolution and recurrence whole, and has all states"
-    for ranks in (1, 2):
-        with divided(settings_of(folder, ranks), folder) as engine:
-            assert engine.info.ledger is not None
-            lines = ledger_lines("granite", engine.info.ledger)
-            [states] = [line for line in lines if line.startswith("  states ")]
-            assert (said in states) == (ranks == 2)
+@pytest.mark.parametrize(("variant", "ranks"), [("granite-hybrid", 4), ("qwen3-next", 2)])
+def test_a_rank_has_the_states_of_its_heads(
+    variant: str, ranks: int, checkpoint: CheckpointMaker
+) -> None:
+    """Ranks share only the columns of a convolution from which keys of all heads are made."""
+    folder = checkpoint(variant)
+    program = read_model(settings_of(folder), folder).program
+    matrices = {op.attrs["state"] for op in program.ops if op.name in ("ssm", "delta_rule")}
+    parts = [divide(program, rank, ranks).program for rank in range(ranks)]
+    for i, state in enumerate(program.states):
+        each = [part.states[i].rows * part.states[i].width for part in parts]
+        assert max(each) < state.rows * state.width
+        if i in matrices or variant == "qwen3-next":
+            assert sum(each) == state.rows * state.width
 
 
 def test_a_rank_that_fails_fails_the_step_with_its_reason(

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from galley.errors import CheckpointError, ModelNotFound, SettingsError, UnsupportedModel
 from galley.formats.model_repository import read_model, read_repository, version_of
+from galley.runtimes.onnx import OnnxOptions
 
 
 @pytest.fixture
@@ -82,6 +84,41 @@ def test_a_configuration_as_triton_has_it(repository: Path) -> None:
     }
 
 
+def test_queues_and_warm_ups(repository: Path) -> None:
+    own = configured(
+        repository,
+        """
+        max_batch_size: 8
+        dynamic_batching {
+          priority_levels: 3
+          default_priority_level: 2
+          default_queue_policy {
+            timeout_action: REJECT
+            default_timeout_microseconds: 250000
+            allow_timeout_override: true
+          }
+        }
+        model_warmup [
+          { name: "a" batch_size: 4 count: 2
+            inputs { key: "x" value: { data_type: TYPE_FP32 dims: [ 30 ] random_data: true } } },
+          { name: "b" batch_size: 1
+            inputs { key: "x" value: { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } }
+        ]
+        """,
+    )["fraud"]
+    options = json.loads(own["engine_options"])
+    names = ("priority_levels", "default_priority", "timeout", "warmup")
+    first = {"name": "x", "datatype": "FP32", "shape": [4, 30], "random": True}
+    second = {"name": "x", "datatype": "BYTES", "shape": [1, 1], "random": False}
+    assert [options[name] for name in names] == [
+        3,
+        2,
+        0.25,
+        [{"inputs": [first], "count": 2}, {"inputs": [second], "count": 1}],
+    ]
+    msgspec.json.decode(own["engine_options"], type=OnnxOptions)
+
+
 def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
     own = configured(repository, 'input { name: "x" data_type: TYPE_STRING dims: [ -1, 2 ] }')
     options = json.loads(own["fraud"]["engine_options"])
@@ -93,7 +130,33 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
     ("text", "error", "says"),
     [
         ("optimization { }", CheckpointError, 'no field named "optimization"'),
-        ("dynamic_batching { priority_levels: 2 }", CheckpointError, '"priority_levels"'),
+        ("dynamic_batching { preserve_ordering: true }", CheckpointError, '"preserve_ordering"'),
+        ("response_cache { enable: true }", CheckpointError, '"response_cache"'),
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 3 }",
+            CheckpointError,
+            "default_priority_level: is 3, but priority_levels is 2",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 }",
+            CheckpointError,
+            "default_priority_level: is 0, but priority_levels is 2",
+        ),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
+            CheckpointError,
+            "timeout_action: is DELAY",
+        ),
+        (
+            "max_batch_size: 4 model_warmup { batch_size: 5 }",
+            CheckpointError,
+            "model_warmup.batch_size: is 5, but max_batch_size is 4",
+        ),
+        (
+            'model_warmup { inputs { key: "x" value { input_data_file: "x.bin" } } }',
+            CheckpointError,
+            '"input_data_file"',
+        ),
         ("sequence_batching { }", CheckpointError, '"sequence_batching"'),
         ("max_batch_size: many", CheckpointError, "1:17"),
         ("max_batch_size: -1", CheckpointError, "max_batch_size: is -1"),

@@ -26,7 +26,7 @@ from galley.settings.engine import Activations, EngineSettings, WeightDType
 from tests.checkpoints import KNOWN_OPS, VARIANTS, random_ids
 from tests.conftest import CheckpointMaker
 from tests.native.harness import LAYERS, Floats, quantized, ragged
-from tests.thorough import some_of
+from tests.thorough import THOROUGH, some_of
 
 LENGTHS = (1, 19, 40)
 
@@ -83,8 +83,10 @@ def test_no_pass_changes_a_bit(
 
     program = quantized(traced(folder), kind, activations)
     plain = logits_without(tuple(PASSES))
-    choices = [(), *((name,) for name in PASSES)]
-    choices += [tuple(other for other in PASSES if other != name) for name in PASSES]
+    choices = [(), *(tuple(other for other in PASSES if other != name) for name in PASSES)]
+    # One pass left out: each for some variants.
+    number = [*VARIANTS].index(variant) + LAYERS.index(layers)
+    choices += [(name,) for i, name in enumerate(PASSES) if THOROUGH or i == number % len(PASSES)]
     ran = [run_passes(program, tuple(PASSES))]
     for disabled in choices:
         if (changed := run_passes(program, disabled)) in ran:

@@ -31,7 +31,7 @@ from galley.ops.reference_kv import round_int4
 from galley.ops.reference_step import Step
 from galley.ops.tiles import Tiles
 from galley.quant.int8_inputs import dynamic_int8, input_group
-from galley.quant.rtn import quantize_int4, quantize_int8, rounded_kind
+from galley.quant.rtn import QUANTIZERS, rounded_kind
 from galley.settings.engine import Activations, DType, EngineSettings, KVType, WeightDType
 from galley.types import BLOCK_TOKENS
 
@@ -261,15 +261,17 @@ _DEQUANTIZED: Final[Mapping[str, Callable[[DenseWeight], Floats]]] = {
     "float32": to_float32,
     "bf16": lambda w: round_bf16(to_float32(w)),
     "f16": lambda w: round_f16(to_float32(w)),
-    "int8": lambda w: dequantize(quantize_int8(w)),
-    "int4": lambda w: dequantize(quantize_int4(w)),
 }
 
 
 def dequantized(weight: Weight, weight_dtype: str) -> DenseWeight:
     """Return a dense tensor rounded by ``weight_dtype``, as float32."""
     assert isinstance(weight, DenseWeight)
-    return dataclasses.replace(as_weight(_DEQUANTIZED[weight_dtype](weight)), name=weight.name)
+    if weight_dtype in QUANTIZERS:
+        values = dequantize(QUANTIZERS[weight_dtype](weight))
+    else:
+        values = _DEQUANTIZED[weight_dtype](weight)
+    return dataclasses.replace(as_weight(values), name=weight.name)
 
 
 def rounding_executor(

@@ -12,7 +12,7 @@ from galley.errors import UnsupportedModel
 from galley.formats.values import bf16_bits, dequantize
 from galley.formats.weights import IntWeight
 from galley.ops.packing import pack_integers
-from galley.quant.rtn import quantize_int4, quantize_int8
+from galley.quant.rtn import QUANTIZERS, quantize_int4, quantize_int7, quantize_int8
 from tests.native.harness import (
     ISAS,
     KINDS,
@@ -80,15 +80,23 @@ def test_f16(isa: str, rows: int, outputs: int, depth: int, seed: int) -> None:
     rows=many,
     outputs=odd,
     depth=st.integers(1, 600),
+    kind=st.sampled_from(["int8", "int7"]),
     group=st.sampled_from([0, 32, 64, 128, 576]),
     activations=BESIDE_INTEGERS,
     seed=seeds,
 )
 def test_int8(
-    isa: str, rows: int, outputs: int, depth: int, group: int, activations: str, seed: int
+    isa: str,
+    rows: int,
+    outputs: int,
+    depth: int,
+    kind: str,
+    group: int,
+    activations: str,
+    seed: int,
 ) -> None:
     x, w = random_matrix(seed, rows, depth), random_matrix(seed + 1, outputs, depth)
-    weight = quantize_int8(as_weight(w), group=group)
+    weight = QUANTIZERS[kind](as_weight(w), group=group)
     got = run_linear(x, pack_integers([weight]), outputs, isa=isa, activations=activations)
     assert close(got, *expected_integer(x, weight, activations))
 
@@ -150,6 +158,7 @@ def test_inputs_far_larger_than_the_others_of_their_group(isa: str, rows: int) -
     x = x.astype(np.float32)
     for weight in (
         quantize_int8(as_weight(w)),
+        quantize_int7(as_weight(w)),
         quantize_int4(as_weight(w), group=32),
         quantize_int4(as_weight(w), group=128, symmetric=False),
     ):
@@ -177,10 +186,10 @@ def test_a_group_may_begin_in_the_middle_of_a_tile(group: int, activations: str,
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_largest_integers_do_not_overflow(isa: str, activations: str, rows: int) -> None:
     depth = 4096
-    for value in (-128, 127):
+    for bits, value in ((8, -128), (8, 127), (7, -63), (7, 63)):
         q = np.full((17, depth), value, np.int8)
         scales = np.ones((17, 1), np.float32)
-        weight = IntWeight("w", 8, q, depth, scales, None, "F32")
+        weight = IntWeight("w", bits, q, depth, scales, None, "F32")
         for sign in (-1, 1):
             x = np.full((rows, depth), sign * 127, np.float32)
             got = run_linear(x, pack_integers([weight]), 17, isa=isa, activations=activations)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from galley import _native
 from galley.errors import UnsupportedModel
 from galley.formats.values import bf16_bits, to_float32
-from galley.formats.weights import DenseWeight, IntWeight, WeightType
+from galley.formats.weights import DenseWeight, WeightType
 from galley.ops.packing import pack_integers
-from galley.quant.rtn import GROUPS, default_group, quantize_int4, quantize_int8
+from galley.quant.rtn import GROUPS, QUANTIZERS, default_group, quantize_int4
 from tests.native.harness import KINDS, Floats, as_weight, pack_as
 from tests.thorough import examples
 
@@ -67,10 +67,9 @@ def same_bytes(made: _native.Packed, truth: _native.Packed) -> bool:
 def test_rounding_has_the_bits_of_the_truth(matrix: Floats, tag: WeightType) -> None:
     weight = stored_as(matrix, tag)
     threads = 1 + matrix.shape[0] % 3
-    made = pack_as("int8", weight, threads=threads)
-    assert same_bytes(made, pack_integers([quantize_int8(weight)]))
-    made = pack_as("int4", weight, threads=threads)
-    assert same_bytes(made, pack_integers([quantize_int4(weight)]))
+    for kind, quantize in QUANTIZERS.items():
+        made = pack_as(kind, weight, threads=threads)
+        assert same_bytes(made, pack_integers([quantize(weight)]))
 
 
 @settings(max_examples=examples(200))
@@ -93,12 +92,28 @@ def test_every_group_with_and_without_zero_points(
 
 
 @settings(max_examples=examples(100))
-@given(matrix=matrices, tag=st.sampled_from(TAGS), group=st.sampled_from(GROUPS))
-def test_every_group_of_int8(matrix: Floats, tag: WeightType, group: int) -> None:
+@given(
+    matrix=matrices,
+    tag=st.sampled_from(TAGS),
+    kind=st.sampled_from(["int8", "int7"]),
+    group=st.sampled_from(GROUPS),
+)
+def test_every_group_of_int8(matrix: Floats, tag: WeightType, kind: str, group: int) -> None:
     weight = stored_as(matrix, tag)
-    made = _native.Packed("int8", matrix.shape[0], matrix.shape[1], group, "BF16")
+    made = _native.Packed(kind, matrix.shape[0], matrix.shape[1], group, "BF16")
     assert made.fill([(weight.data, tag)], 2) == -1
-    assert same_bytes(made, pack_integers([quantize_int8(weight, group=group)]))
+    assert same_bytes(made, pack_integers([QUANTIZERS[kind](weight, group=group)]))
+
+
+def test_seven_bits_hold_no_integer_beyond_63() -> None:
+    packed = _native.Packed("int7", 16, 64)
+    assert packed.kind == "int7"
+    q = np.full(16 * 64, 63, np.int8)
+    scales = np.zeros(4 * 16, np.uint8)
+    packed.fill_integer(q.view(np.uint8), scales, None, 1)
+    q[7] = -64
+    with pytest.raises(ValueError, match="seven bits"):
+        packed.fill_integer(q.view(np.uint8), scales, None, 1)
 
 
 def test_half_steps_are_ties_to_even() -> None:
@@ -131,7 +146,7 @@ def test_what_integers_cannot_stand_for_is_refused(kind: str, bad: float) -> Non
     broken = DenseWeight("layers.3.up", "F32", (20, 40), matrix.reshape(-1).view(np.uint8))
     with pytest.raises(UnsupportedModel, match=r"layers\.3\.up"):
         pack_as(kind, good, broken, good, threads=2)
-    quantize = quantize_int8 if kind == "int8" else quantize_int4
+    quantize = QUANTIZERS[kind]
     with pytest.raises(UnsupportedModel, match=r"layers\.3\.up"):
         quantize(broken)
 
@@ -147,7 +162,7 @@ def test_values_too_far_apart_for_a_zero_point_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_canonical_integers_pack_alike_on_any_number_of_threads(kind: str) -> None:
     values = np.random.default_rng(1).standard_normal((147, 70)).astype(np.float32)
-    weight: IntWeight = {"int8": quantize_int8, "int4": quantize_int4}[kind](as_weight(values))
+    weight = QUANTIZERS[kind](as_weight(values))
     alone = pack_integers([weight])
     for threads in (2, 5):
         assert same_bytes(pack_integers([weight], threads=threads), alone)

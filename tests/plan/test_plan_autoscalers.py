@@ -58,9 +58,11 @@ def test_kubernetes_formula_on_a_ratio() -> None:
         assert SCALERS["hpa-requests"](bounds).wanted(load, 4, 0.0) == wanted
 
 
-def decisions(scaler: str, loads: dict[float, int], until: float) -> list[tuple[float, int]]:
+def decisions(
+    scaler: str, loads: dict[float, int], until: float, start: float = 0.0
+) -> list[tuple[float, int]]:
     """Return (seconds, replicas) of each change, for requests from certain times on."""
-    one, current, found = SCALERS[scaler](Bounds(1, 100, 1.0, 10.0)), 1, []
+    one, current, found = SCALERS[scaler](Bounds(1, 100, start, 10.0)), 1, []
     for now in np.arange(0.0, until, one.interval):
         requests = loads[max(since for since in loads if since <= now)]
         seats = 10 * current
@@ -84,6 +86,15 @@ def test_ray_serve_acts_on_a_mean_that_was_high_for_its_delay() -> None:
 def test_galley_acts_on_load_that_was_high_for_five_seconds() -> None:
     assert decisions("galley", {0.0: 4, 20.0: 40, 25.0: 4}, 200.0) == []
     assert decisions("galley", {0.0: 4, 20.0: 40, 60.0: 4}, 900.0) == [(25.0, 5), (360.0, 1)]
+
+
+def test_galley_acts_on_the_load_that_there_will_be_when_a_replica_serves() -> None:
+    rising = {5.0 * i: 4 + i for i in range(20)}  # a request more every five seconds
+    # Nine requests are too many for one replica, and seventeen for two.
+    at_once = decisions("galley", rising, 100.0)
+    assert at_once == [(30.0, 2), (70.0, 3)]
+    ahead = decisions("galley", rising, 100.0, start=30.0)  # six requests ahead
+    assert ahead == [(20.0, 2), (40.0, 3), (80.0, 4)]
 
 
 def test_a_wave_has_its_mean_rate_and_its_trough() -> None:

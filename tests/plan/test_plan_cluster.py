@@ -484,7 +484,7 @@ def test_the_command_compares_autoscalers(tmp_path: Path) -> None:
             ["--scaler", "galley", "--replicas", "5", "--most-replicas", "3"],
             "is less than --replicas 5",
         ),
-        (["--period", "3", "--replicas", "1"], "--period is of --peak"),
+        (["--period", "3", "--replicas", "1"], "--period needs --peak"),
         (["--peak", "0.5", "--replicas", "1"], "--peak 0.5 is less than --rate 1"),
     ):
         done = planned(tmp_path, "--machine", "L4", "--rate", "1", *options, "--ttft", "1")

@@ -1,5 +1,6 @@
 """Models in ONNX Runtime GenAI's format, written by its own builder, and the library alone."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,11 +15,18 @@ from tests.checkpoints import make_checkpoint
 SHAPE: Final[dict[str, Any]] = {"hidden_size": 64}
 """The library's attention needs heads whose size is a multiple of 8."""
 
+_built: list[Path] = []
+"""The folder that this process has built; the builder takes as long as a hundred tests."""
+
 
 def make_genai(folder: Path) -> Path:
     """Write a random language model; return its folder, next to that of the original checkpoint."""
     pytest.importorskip("onnx_ir", reason="onnxruntime-genai's builder")
     original = folder.parent / f"{folder.name}-checkpoint"
+    if _built:
+        shutil.copytree(_built[0], folder)
+        shutil.copytree(_built[0].parent / f"{_built[0].name}-checkpoint", original)
+        return folder
     make_checkpoint(original, "llama", **SHAPE)
     cache = folder.parent / "cache"
     command = [
@@ -35,6 +43,7 @@ def make_genai(folder: Path) -> Path:
         check=True,
         capture_output=True,
     )
+    _built.append(folder)
     return folder
 
 

@@ -31,7 +31,8 @@ from tests.runtimes.language_models import (
 )
 
 pytest.importorskip("onnxruntime_genai", reason="extra onnxruntime-genai")
-pytestmark = pytest.mark.xdist_group("onnxruntime-genai")
+# With the server of such a model, which is built once.
+pytestmark = pytest.mark.xdist_group("text_runtimes")
 
 
 def engine_for(path: Path, options: str = "", **settings: Any) -> TextEngine[Generate]:

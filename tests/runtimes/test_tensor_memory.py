@@ -51,7 +51,7 @@ def test_the_memory_is_measured(large: Path) -> None:
         "weights",
         "buffers",
         "reserve",
-        "in",
+        "total",
     ]
 
 

@@ -179,8 +179,12 @@ def test_a_text_without_known_sounds_is_refused_alone(tmp_path: Path) -> None:
         ({"phoneme_type": "pinyin"}, UnsupportedModel, "phoneme_type is 'pinyin'"),
         ({"phoneme_id_map": {"a": [1]}}, CheckpointError, "phoneme_id_map has no '_'"),
         ({"num_speakers": 3}, CheckpointError, "num_speakers is 3, but the model has one speaker"),
-        ({"audio": {"sample_rate": 1}}, CheckpointError, "no Piper voice: .*sample_rate"),
-        ({"inference": {"length_scale": "inf"}}, CheckpointError, "no Piper voice: .*length_scale"),
+        ({"audio": {"sample_rate": 1}}, CheckpointError, "not a Piper voice: .*sample_rate"),
+        (
+            {"inference": {"length_scale": "inf"}},
+            CheckpointError,
+            "not a Piper voice: .*length_scale",
+        ),
         (
             {"phoneme_type": "espeak", "espeak": {"voice": "xx-none"}},
             SettingsError,
@@ -216,5 +220,5 @@ def test_other_graphs_options_and_missing_libraries(
         with pytest.raises(SettingsError, match=r"engine voice needs onnxruntime.*\[voice\]"):
             load(EngineSettings(model=str(path)), path)
     path.write_bytes(b"no model" * 100)
-    with pytest.raises(CheckpointError, match="no ONNX model"):
+    with pytest.raises(CheckpointError, match="not an ONNX model"):
         engine_of_voice(path)

@@ -12,7 +12,7 @@ from tests.server.serving import Server, events
 PATH: Final = "/v1/completions"
 REQUEST: Final[dict[str, Any]] = {
     "prompt": "the dog",
-    "max_tokens": 80,
+    "max_tokens": 40,
     "temperature": 0,
     "ignore_eos": True,
 }

@@ -58,7 +58,8 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environ,
-                preexec_fn=self._limit_files,
+                # Without a function, Python starts it by vfork, which copies none of a worker's gigabytes.
+                preexec_fn=None if self._open_files is None else self._limit_files,
             )
         try:
             self.port = int(self.wait_for_log(r"listens on http://\S+:(\d+)")[1])
@@ -79,9 +80,8 @@ class Server:
         self.kill()
 
     def _limit_files(self) -> None:
-        if self._open_files is not None:
-            limits = (self._open_files, self._open_files)
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert self._open_files is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files, self._open_files))
 
     def kill(self) -> None:
         """Kill the process and its children at once."""

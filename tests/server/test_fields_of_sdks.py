@@ -16,7 +16,11 @@ from anthropic.types import (
 from anthropic.types import beta as beta_types
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.responses import (
+    input_token_count_params,
+    response_compact_params,
+    response_create_params,
+)
 
 from galley.errors import RequestError
 from galley.protocols.anthropic import blocks
@@ -24,7 +28,11 @@ from galley.protocols.anthropic import schemas as anthropic_request
 from galley.protocols.common.validate import validate
 from galley.protocols.openai.chat.schemas import ChatRequest
 from galley.protocols.openai.completions.schemas import CompletionRequest
-from galley.protocols.openai.responses.schemas import ResponseCountRequest, ResponseRequest
+from galley.protocols.openai.responses.schemas import (
+    ResponseCompactRequest,
+    ResponseCountRequest,
+    ResponseRequest,
+)
 
 HEADERS = ("betas", "user_profile_id", "workspace_id")
 """Parameters that the SDK sends as headers."""
@@ -48,7 +56,7 @@ REQUESTS: list[tuple[Any, type[msgspec.Struct], dict[str, Any], set[str]]] = [
         chat_create_params.CompletionCreateParamsBase,
         ChatRequest,
         {"messages": SAID},
-        {"moderation", "prompt_cache_options"},
+        {"moderation"},
     ),
     (
         completion_create_params.CompletionCreateParamsBase,
@@ -57,10 +65,16 @@ REQUESTS: list[tuple[Any, type[msgspec.Struct], dict[str, Any], set[str]]] = [
         set(),
     ),
     (
+        response_compact_params.ResponseCompactParams,
+        ResponseCompactRequest,
+        {"model": "x", "input": "x"},
+        {"image"},
+    ),
+    (
         response_create_params.ResponseCreateParamsBase,
         ResponseRequest,
         {"input": "x"},
-        {"access_programs", "context_management", "image", "moderation", "prompt_cache_options"},
+        {"access_programs", "context_management", "image", "moderation"},
     ),
     (
         input_token_count_params.InputTokenCountParams,

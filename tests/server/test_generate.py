@@ -49,6 +49,13 @@ def test_a_text_is_that_of_a_completion(server: Server, text: str) -> None:
         {"text_input": PROMPT, **GREEDY, "stop_words": ""},  # as in TensorRT-LLM's
     ):
         assert ask(server, body).json() == {**frame, "text_output": text}
+    newest = {f"sampling_param_{name}": value for name, value in GREEDY.items()}
+    for body in (
+        {"text_input": PROMPT, **GREEDY, "bad_words": "", "stop_words": ""},
+        {"text_input": PROMPT, **newest, "sampling_param_exclude_input_from_output": True},
+        {"text_input": PROMPT, **newest, "streaming": False},
+    ):
+        assert ask(server, body).json() == {**frame, "text_output": text}
     body = {"text_input": PROMPT, "id": "7", "exclude_input_in_output": False, **GREEDY}
     wanted = {**frame, "id": "7", "text_output": PROMPT + text}
     assert ask(server, body, "chat/versions/1/generate").json() == wanted
@@ -73,7 +80,10 @@ def test_a_stream_has_the_parts_of_the_text(server: Server) -> None:
     ("body", "says"),
     [
         ({"text_input": PROMPT, "parameters": {"color": 1}}, "color"),
-        ({"text_input": PROMPT, "bad_words": ""}, "bad_words"),
+        ({"text_input": PROMPT, "bad_words": "a"}, "bad_words is not supported"),
+        ({"text_input": PROMPT, "sampling_param_n": 2}, "sampling_param_n"),
+        ({"text_input": PROMPT, "streaming": True}, "use /generate_stream"),
+        ({"text_input": PROMPT, "top_k": 1, "sampling_param_top_k": 1}, "given twice"),
         ({"text_input": PROMPT, "stream": True}, "use /generate_stream"),
         ({"text_input": PROMPT, "parameters": {"n": 2}}, "parameters.n is not supported"),
         ({"text_input": PROMPT, "max_tokens": 1, "parameters": {"max_tokens": 2}}, "given twice"),

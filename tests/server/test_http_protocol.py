@@ -396,9 +396,11 @@ class Requests:
 
 
 CHUNKS = b"3;a=b\r\nabc\r\n1\r\nd\r\n0\r\nTrailer: x\r\n\r\n"
+LARGE = bytes(range(250)) * 800
 STREAM = (
     GET % b"first?x=%20"
     + b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n12345"
+    + b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n" + LARGE
     + b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKS
     + b"POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}"
     + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -415,9 +417,9 @@ def test_requests_do_not_depend_on_how_they_arrive(cuts: list[int]) -> None:
     for start, end in itertools.pairwise(places):
         if end > start:
             reader.feed(STREAM[start:end])
-    assert [body for _, body, _ in requests.found] == [b"", b"12345", b"abcd", b"{}", b""]
-    assert [head.target for head, _, _ in requests.found] == [b"/first?x=%20", *[b"/"] * 4]
-    assert [kept for _, _, kept in requests.found] == [True] * 4 + [False]
+    assert [body for _, body, _ in requests.found] == [b"", b"12345", LARGE, b"abcd", b"{}", b""]
+    assert [head.target for head, _, _ in requests.found] == [b"/first?x=%20", *[b"/"] * 5]
+    assert [kept for _, _, kept in requests.found] == [True] * 5 + [False]
 
 
 def test_a_closed_connection_is_freed_without_a_garbage_collection() -> None:

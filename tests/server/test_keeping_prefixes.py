@@ -29,6 +29,13 @@ ASKED: list[tuple[type[msgspec.Struct], dict[str, Any], float]] = [
     (ChatRequest, {"messages": [{**MESSAGES[0], "copilot_cache_control": MARK}]}, 300),
     (ChatRequest, {"messages": [{**MESSAGES[0], "cache_control": {"ttl": "1h"}}]}, 3600),
     (CompletionRequest, {"prompt": "a", "prompt_cache_retention": "24h"}, 86_400),
+    (ChatRequest, {"messages": MESSAGES, "prompt_cache_options": {"ttl": "12h"}}, 43_200),
+    (ResponseRequest, {"input": "a", "prompt_cache_options": {"mode": "implicit"}}, 0),
+    (
+        ResponseRequest,
+        {"input": "a", "prompt_cache_key": "s", "prompt_cache_options": {"ttl": "30m"}},
+        1800,
+    ),
     (ResponseRequest, {"input": "a"}, 0),
     (ResponseRequest, {"input": "a", "prompt_cache_key": "s"}, 300),
     (MessagesRequest, {"messages": MESSAGES, "max_tokens": 1}, 0),

@@ -76,7 +76,7 @@ def test_several_inputs_and_texts(server: Server) -> None:
         ("trees", {"instances": [[1, 2, 3, 4, 5], [1, 2, 3]]}, 400, "arrays of different lengths"),
         ("trees", {"instances": [[1, 2, 3, "4"]]}, 400, "of FP32 takes numbers"),
         ("trees", {"instances": [{"y": [1, 2, 3, 4]}]}, 400, "there is no input 'y'"),
-        ("pair", {"instances": [[1, 2]]}, 400, "row 0 is no object with the inputs a, b"),
+        ("pair", {"instances": [[1, 2]]}, 400, "row 0 is not an object with the inputs a, b"),
         ("pair", {"instances": [{"a": [1], "b": [1]}, {"a": [1]}]}, 400, "row 1 has the inputs a; row 0"),
         ("pair", {"instances": [{"a": [1]}, {"a": [1]}]}, 400, "input 'b' is missing"),
         ("text", {"instances": [[{"b64": "?"}]]}, 400, "not the base64 of a text"),

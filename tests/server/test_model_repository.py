@@ -157,8 +157,8 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(client: Any, repository
     assert infer(client).get_response()["model_version"] == before
     shutil.rmtree(broken)
     config = repository / "fraud" / "config.pbtxt"
-    config.write_text(CONFIG + "model_warmup { }")
-    with pytest.raises(InferenceServerException, match='no field named "model_warmup"'):
+    config.write_text(CONFIG + "optimization { }")
+    with pytest.raises(InferenceServerException, match='no field named "optimization"'):
         client.load_model("fraud", headers=ADMIN)
     config.write_text(CONFIG.replace("dims: [ 30 ]", "dims: [ 31 ]"))
     with pytest.raises(InferenceServerException, match=r"declared as FP32 \[-1, 31\]"):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,8 @@ from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("open_inference")
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "generate", "schedule_policy"]
+HEADER = "Inference-Header-Content-Length"
 ROUND_TRIPS = examples(1000)
 OF_OTHERS = re.compile("rerank|generate|repository/models")
 """Operations of text models, and of administrators."""
@@ -87,7 +89,7 @@ def test_the_server_and_its_models_are_described(client: Any, server: Server) ->
 
 def test_the_start_and_the_list_of_models_have_the_memory(server: Server) -> None:
     server.wait_for_log(r"fraud: onnxruntime_onnx, batches of up to 64 rows")
-    server.wait_for_log(r"in all +[\d.]+ MiB  of [\d.]+ GiB available")
+    server.wait_for_log(r"total +[\d.]+ MiB  of [\d.]+ GiB available")
     models = {one["id"]: one for one in httpx.get(f"{server.url}/v1/models").json()["data"]}
     planned = server.metrics("fraud")
     parts = [
@@ -215,7 +217,7 @@ def test_errors_name_what_is_wrong(
 @pytest.mark.parametrize(
     ("length", "rest", "says"),
     [
-        ("0", b"", "it takes the length of the JSON object"),
+        ("0", b"", "shape [1, 30] of FP32 has 120"),  # one tensor without JSON
         ("-3", b"", "it takes the length of the JSON object"),
         ("9" * 30, b"", "it takes the length of the JSON object"),
         (None, b"\0" * 119, "119 bytes follow the JSON object"),
@@ -301,6 +303,37 @@ def test_concurrent_requests_are_batched_and_counted(server: Server) -> None:
     assert more("galley_batch_sequences_count") < count
     duration = "galley_request_duration_seconds_count{endpoint=/v2/models/infer}"
     assert more(duration) == count
+
+
+def test_large_tensors_are_shared_with_the_engine(server: Server, client: Any) -> None:
+    """Some clients leave meanwhile, and the engine dies: no tensor is overwritten by another's."""
+    rest = [given(f"in_{n}", generated(n, (4, 1), 0), binary=True) for n in onnx_files.TYPES]
+    rest = [one for one in rest if one.name() != "in_FP32"]
+
+    def ask(seed: int, last: int = 300_000) -> bool:
+        x = np.random.default_rng(seed).random((4, 20_000 + seed * 1000 % last), np.float32)
+        with triton.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=60) as one:
+            answer = one.infer("types", [*rest, given("in_FP32", x, binary=True)])
+            return bool((answer.as_numpy("out_FP32") == x).all())
+
+    def leave(seed: int) -> bool:
+        x = given("in_FP32", np.full((4, 200_000), seed, np.float32), binary=True)
+        body, length = triton.InferenceServerClient.generate_request_body([*rest, x])
+        head = f"POST /v2/models/types/infer HTTP/1.1\r\nHost: localhost\r\n{HEADER}: {length}\r\n"
+        head += f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head.encode() + body[: len(body) // (1 + seed % 2)])
+        return True
+
+    assert ask(0)
+    engine = server.engine("types")
+    assert "galley-tensors" in Path(f"/proc/{engine.pid}/maps").read_text()
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(leave if i % 4 == 3 else ask, i) for i in range(48)]
+        until(lambda: sum(one.done() for one in answers) > 10)
+        engine.kill()
+        assert all(answer.result() for answer in answers)
+    assert all(map(ask, range(4)))
 
 
 def test_a_killed_engine_is_replaced_and_requests_are_answered(server: Server) -> None:

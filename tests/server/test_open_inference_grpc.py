@@ -26,7 +26,7 @@ from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("open_inference_grpc")
 
-EXTENSIONS = ["binary_tensor_data", "model_repository", "generate"]
+EXTENSIONS = ["binary_tensor_data", "model_repository", "generate", "schedule_policy"]
 ROUND_TRIPS = examples(1000)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -17,6 +17,7 @@ from openai import OpenAI
 
 from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
 from galley.speech.audio import Recording
+from galley.speech.languages import NAMES
 from tests.missing import broken
 from tests.server.openapi import HEARD, check_answers
 from tests.server.serving import Server, until
@@ -224,6 +225,18 @@ def test_quality_controls_reach_the_model(client: OpenAI, hearing: Path, speech:
     assert answer.segments
     got = [(segment.text, segment.temperature) for segment in answer.segments]
     assert got == [(segment.text, segment.temperature) for segment in expected]
+
+
+def test_the_detected_language_is_reported(client: OpenAI, hearing: Path, speech: bytes) -> None:
+    with Transcriber(hearing, threads=1) as transcriber:
+        transcription = transcriber.transcribe(speech, TranscribeOptions())
+        text = transcription.text()
+    language = transcription.info.language
+    assert language in ("en", "de", "zh")
+    answer = client.audio.transcriptions.create(
+        model="hearing", file=("call.wav", speech), response_format="verbose_json"
+    )
+    assert (answer.text, answer.language) == (text, NAMES[language])
 
 
 def test_each_chunk_may_have_its_own_language(client: OpenAI, speech: bytes) -> None:

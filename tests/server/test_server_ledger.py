@@ -60,16 +60,16 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     with Server(model, tmp_path / "log", kv_cache_tokens=4 * CONTEXT, threads=1) as server:
         log, metrics = server.log, server.metrics()
     assert len(re.findall(r"\bready\b", log)) == 1
-    before, _, after = log.partition("in all")
+    before, _, after = log.partition("  total ")
     assert "llama, 0." in before
     assert "executor cpu (" in before
-    assert "1 threads" in before
+    assert "1 thread\n" in before
     assert f"{4 * CONTEXT:,} tokens of " in before
     assert "available" in after.splitlines()[0]
     # Nothing is loaded before the ledger is printed.
     assert " load " not in before
     assert " load " in after
-    fitting = re.search(r"at a time +(.*)", log)
+    fitting = re.search(r"requests +(.*), at a time", log)
     assert fitting is not None
     assert f"4 of {CONTEXT:,} tokens" in fitting[1]
     parts = {part: metrics[f"galley_planned_memory_bytes{{part={part}}}"] for part in PARTS}
@@ -119,7 +119,7 @@ def _goes_on(command: list[str], limited: Callable[[], None]) -> None:
         lines = []
         for line in process.stdout:
             lines.append(line)
-            if "in all" in line:
+            if "  total " in line:
                 process.kill()
                 return
         raise AssertionError("".join(lines))
@@ -139,4 +139,4 @@ def test_several_models_are_not_promised_the_same_memory(model: Path, tmp_path: 
         )
     assert done.returncode == 1, done.stderr
     assert re.search(r"(one|two) does not fit in memory: it needs 6\d\d", done.stderr), done.stderr
-    assert done.stdout.count("in all") == 1  # the ledger of the other model
+    assert done.stdout.count("  total ") == 1  # the ledger of the other model

@@ -91,6 +91,7 @@ GOOD: dict[str, Any] = {
     "POST /v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "echo": True},
     "POST /v1/responses": {"input": "hi", "max_output_tokens": 2},
     "POST /v1/responses/input_tokens": {"input": "hi"},
+    "POST /v1/responses/compact": {"input": "hi"},
     "POST /v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "POST /v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "POST /api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from galley import LiveOptions, Transcriber
 from galley.speech.audio import Recording
 from galley.speech.live_events import Completed
+from tests.server.key_files import KeyFile, bearer, key_of
 from tests.server.live_client import AT_16_KHZ, TEXT, LiveClient, configure
 from tests.server.serving import Server
 from tests.speech.recordings import CALL
@@ -442,3 +443,22 @@ def test_too_large_a_frame_ends_its_connection_alone(server: Server) -> None:
         assert closed.value.rcvd.code == 1009
         other.send("input_audio_buffer.clear")
         other.until("input_audio_buffer.cleared")
+
+
+def test_a_removed_key_ends_its_streams(hearing: Path, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys", stays={}, leaves={})
+    headers = bearer(key_of("leaves"))
+    with (
+        Server(hearing, tmp_path / "log", threads=1, api_key_file=keys.path) as server,
+        LiveClient(server, **headers) as client,
+    ):
+        client.until("session.created")
+        del keys.tenants["leaves"]
+        keys.write()
+        time.sleep(1.1)  # how often the file is looked at
+        client.send("input_audio_buffer.clear")
+        assert client.until("error")["error"]["code"] == "invalid_api_key"
+        with pytest.raises(ConnectionClosed) as closed:
+            client.until("input_audio_buffer.cleared")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008

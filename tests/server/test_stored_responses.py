@@ -152,7 +152,7 @@ def test_the_store_stays_within_its_bounds_and_the_oldest_is_evicted(
     settings = Settings(
         stored_responses=most, stored_response_bytes=most_bytes, stored_response_seconds=40
     )
-    store = ResponseStore(settings, clock=lambda: now)
+    store = ResponseStore.of(settings, clock=lambda: now)
     times: dict[tuple[str, str], tuple[float, int]] = {}
     for index, (tenant, size, seconds) in enumerate(kept):
         now += seconds
@@ -181,7 +181,7 @@ def test_the_store_stays_within_its_bounds_and_the_oldest_is_evicted(
 def test_a_tenant_within_its_share_loses_nothing_to_another(
     tenants: int, number: int, size: int, small: int
 ) -> None:
-    store = ResponseStore(Settings())
+    store = ResponseStore.of(Settings())
     kept = [(f"light {index}", str(n)) for index in range(tenants - 1) for n in range(20)]
     for tenant, name in kept:
         assert store.keep(tenant, name, of_size(small))
@@ -192,7 +192,7 @@ def test_a_tenant_within_its_share_loses_nothing_to_another(
 
 
 def test_nothing_is_stored_where_nothing_may_be() -> None:
-    store = ResponseStore(Settings(stored_responses=0))
+    store = ResponseStore.of(Settings(stored_responses=0))
     assert not store.is_on
     assert not store.keep("a", "x", of_size(1))
     nowhere = OwnResponses(Settings(stored_responses=0))

@@ -187,6 +187,22 @@ def test_the_list_of_models_has_what_is_refused(engine: Engine) -> None:
         assert e.value.param == name
 
 
+def test_its_memory_is_printed_listed_and_measured(engine: Engine) -> None:
+    server = engine.server
+    [card] = server.openai().models.list().data
+    if engine.name == "tensorrt-llm":
+        assert card.model_dump()["memory"] is None
+        return
+    server.wait_for_log(r"tiny: \w+, context [\d,]+ tokens")
+    server.wait_for_log(r"in all +[\d.]+ \wiB  of [\d.]+ \wiB available")
+    planned = server.metrics()
+    parts = [
+        planned[f"galley_planned_memory_bytes{{part={part}}}"]
+        for part in ("weights", "kv", "buffers")
+    ]
+    assert card.model_dump()["memory"] == sum(parts) > 0
+
+
 def test_metrics_count_tokens_and_batches(engine: Engine) -> None:
     before = engine.server.metrics()
     streamed(engine.server, body(2))

@@ -23,6 +23,8 @@ from galley.types import (
     Result,
     SamplingParams,
     Speak,
+    Tensor,
+    Tensors,
     TokenLogprob,
     Tokens,
     Transcribe,
@@ -117,9 +119,18 @@ def test_admission_counts_what_a_payload_reads_and_writes(
     assert claim.owed == payload.reads + payload.writes
 
 
-def test_large_results_have_frames_of_their_own() -> None:
-    small, other, large = (Output(request_id=f"r{i}", result=RESULTS[i]) for i in range(3))
-    steps = list(steps_of([small, large, other], EngineStats(steps=1), 7))
-    assert [step.outputs for step in steps] == [[large], [small, other]]
+def test_the_outputs_of_a_step_are_divided_by_their_data() -> None:
+    def output(number: int, size: int) -> Output:
+        tensor = Tensor(name="y", datatype="UINT8", shape=(size,), data=bytes(size))
+        return Output(request_id=f"r{number}", result=Tensors((tensor,)))
+
+    text = Output(request_id="text", result=RESULTS[0])
+    small = [output(number, 1 << 10) for number in range(100)]
+    large = [output(number, 1 << 20) for number in range(100, 102)]
+    steps = list(steps_of([text, *small, *large], EngineStats(steps=1), 7))
+    found = [[one.request_id for one in step.outputs] for step in steps]
+    names = ["text", *(f"r{number}" for number in range(102))]
+    assert [name for step in found for name in step] == names
+    assert list(map(len, found)) == [66, 36, 1, 0]
     assert all(step.frames_seen == 7 and step.stats.steps == 1 for step in steps)
     assert [step.outputs for step in steps_of([], EngineStats(), 7)] == [[]]

@@ -193,3 +193,22 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, folder: Path) -> N
     assert "max_model_len 1000000000 exceeds the model's context of 512 tokens" in server.log
     assert "Traceback" not in server.log
     assert time.monotonic() - began < 60
+
+
+def test_engines_killed_while_loading_are_started_again(tmp_path: Path, folder: Path) -> None:
+    """Whoever kills them is no fault of the model, not even before it was ever loaded."""
+    server = Server(folder, tmp_path / "log", wait=False, threads=1)
+    with server, server.client() as client:
+        for _ in range(3):
+            until(lambda: [e for e in server.children() if e.status() != psutil.STATUS_ZOMBIE])
+            for engine in server.children():
+                engine.kill()
+            until(lambda: not server.children())
+        server.wait_for_log("is ready after")
+        assert server.log.count("was killed while loading, by another process") == 3
+        assert server.metrics()["galley_engine_killed_starts_total"] == 3
+        answer = client.post(
+            "/v1/completions",
+            json={"model": folder.name, "prompt": [5, 6], "max_tokens": 3, "temperature": 0},
+        )
+        assert answer.status_code == 200, answer.text

@@ -17,6 +17,7 @@ from galley.service.text_pool import TextPool, TextWork
 from galley.settings.config import Settings
 from galley.text.tokenizer import Tokenizer
 from tests.checkpoints import make_tokenizer
+from tests.service.exploding import make_exploding_tokenizer
 
 Ask: TypeAlias = Callable[[TextWork, str], Awaitable[Any]]
 
@@ -94,14 +95,7 @@ async def _loaded(lane: Lane) -> None:
 def exploding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tokenizer that makes megabytes of "§", and of its token."""
     folder = tmp_path_factory.mktemp("exploding")
-    make_tokenizer(folder)
-    path = folder / "tokenizer.json"
-    file = json.loads(path.read_text(encoding="utf-8"))
-    grow = {"type": "Replace", "pattern": {"String": "§"}, "content": "§" * 10}
-    file["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
-    begin = {"type": "Replace", "pattern": {"String": "a"}, "content": "§"}
-    file["decoder"] = {"type": "Sequence", "decoders": [begin, *[grow] * 8]}
-    path.write_text(json.dumps(file), encoding="utf-8")
+    make_exploding_tokenizer(folder)
     return folder
 
 

@@ -4,12 +4,14 @@ import gzip
 import io
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, TemporaryFile
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from galley.errors import AudioError, AudioTooLong, EngineNotReady, QueueFull, RequestError
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording
+from galley.speech.decode_frames import MOST_BYTES, Block, receive_answer, send
 from galley.speech.decoder import Audio, Decoder
 from tests.server.serving import until
 from tests.speech.hostile_files import TOO_MUCH, mp4
@@ -233,3 +236,25 @@ def test_nothing_is_left_of_a_closed_decoder() -> None:
     assert psutil.Process().num_fds() == before
     with pytest.raises(EngineNotReady, match="closed"):
         decoder.open(CALL)
+
+
+@pytest.mark.parametrize("kept", [1, 4, 1_000])
+def test_half_a_message_counts_as_none(kept: int) -> None:
+    whole, other = socket.socketpair()
+    with whole, other:
+        send(whole, Block(bytes(4_000)))
+        encoded = other.recv(8_000)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            theirs.sendall(encoded + encoded[:kept])
+        assert receive_answer(ours) == Block(bytes(4_000))
+        assert receive_answer(ours) is None
+
+
+def test_the_length_of_a_message_is_bounded() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((MOST_BYTES + 1).to_bytes(4, "little"))
+        with pytest.raises(msgspec.DecodeError, match="131073 bytes"):
+            receive_answer(ours)

@@ -14,6 +14,13 @@ GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
     return acc;
 }
 
+// acc[lane] += sum over j < 4 of w[4 * lane + j] * x[j], w unsigned and below 128, x signed.
+constexpr bool kNarrowGains = true;  // so that such weights are worth having
+GALLEY_INLINE Ints dot_narrow(Ints acc, Bytes w, int32_t x) {
+    GALLEY_PARTS acc.p[i] += add_pairs(multiply_unsigned(w.p[i], x));
+    return acc;
+}
+
 // Sums of products of weights below 16 and signed bytes. Two such products are 3810 at most, so
 // eight times two are added in 16 bits and widened once.
 struct NibbleSums {

@@ -14,5 +14,11 @@ GALLEY_INLINE float largest(Floats a) {
     return v[0];
 }
 
+GALLEY_INLINE int32_t sum_of_lanes(IntPart a) {
+    int32_t total = 0;
+    for (int i = 0; i < kWidth; ++i) total += a[i];
+    return total;
+}
+
 }  // namespace GALLEY_ISA
 }  // namespace galley

@@ -88,6 +88,8 @@ GALLEY_INLINE Ints dot_bytes(Ints acc, Bytes w, int32_t x) {
     return dot_signed(acc, w, x);
 }
 
+constexpr bool kNarrowGains = false;  // weights below 128 are multiplied no faster
+
 // Sums of products of weights below 16, and how many of them there is place for; 0: no end.
 using NibbleSums = Ints;
 constexpr int kNibbleDots = 0;

@@ -42,6 +42,13 @@ GALLEY_INLINE float largest(Floats a) {
     return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(v), v));
 }
 
+GALLEY_INLINE int32_t sum_of_lanes(IntPart a) {
+    const __m256i v = (__m256i)a;
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    four = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 1)));
+}
+
 // To the nearest, ties to even; |a| < 2^22.
 GALLEY_INLINE Ints to_ints(Floats a) {
     Ints r;

@@ -30,6 +30,7 @@ GALLEY_INLINE uint32_t not_at_most(Floats a, Floats b) {
 }
 
 GALLEY_INLINE float largest(Floats a) { return _mm512_reduce_max_ps(a.p[0]); }
+GALLEY_INLINE int32_t sum_of_lanes(IntPart a) { return _mm512_reduce_add_epi32((__m512i)a); }
 
 // To the nearest, ties to even; |a| < 2^22.
 GALLEY_INLINE Ints to_ints(Floats a) {

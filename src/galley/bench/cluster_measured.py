@@ -1,4 +1,4 @@
-"""What ``galley bench serve`` measured of one replica, for the calibration of a simulation."""
+"""Measurements of one replica by ``galley bench serve``, for the calibration of a simulation."""
 
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ def measured_points(file: Path) -> list[Measured]:
     """Read the runs with a fixed concurrency from a report.
 
     Raises:
-        SettingsError: it is no report, has no run with one request at a time, or prompts were cached.
+        SettingsError: it is not a report, has no run with one request at a time, or prompts were cached.
     """
     found = [_measured(point, file) for point in read_report(file).points if _is_of_use(point)]
     # Where prompts wait for each other, several times of prompts give the same TTFT.

@@ -12,7 +12,7 @@ from galley.files import complete_or_absent
 
 
 class Kept(Protocol):
-    """What a file holds.
+    """The contents of a file of results.
 
     Attributes:
         version: of its format.

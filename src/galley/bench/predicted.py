@@ -21,6 +21,7 @@ from galley.bench.machine import read_rate
 from galley.bench.report import Machine as Peaks
 from galley.bench.report import Step
 from galley.engine.read_model import read_model
+from galley.errors import SettingsError
 from galley.formats.source import resolve_model
 from galley.machine import available_cores, available_memory, bytes_text
 from galley.ops.cpu import SCRATCH_BYTES
@@ -59,7 +60,7 @@ _SAMPLE_BYTES: Final = 128 << 20
 _LEAST_SAMPLE: Final = 1 << 20
 _HUGE_PAGE: Final = 2 << 20
 _CACHED_BYTES: Final = 32 << 20
-"""Bytes of weights that can stay in the CPU's caches, so that memory bandwidth is no bound."""
+"""Bytes of weights that can stay in the CPU's caches, so that memory bandwidth does not limit the speed."""
 
 _SHORTEST: Final = 1e-6
 """Shortest time in seconds that is measured."""
@@ -304,9 +305,18 @@ def resident(folder: Path | None = None) -> int:
     """Return the resident bytes of this process, except mapped files of a checkpoint in ``folder``.
 
     The kernel drops those when it needs room: the computation uses the packed weights.
+
+    Raises:
+        SettingsError: the system does not report the memory of a process by mapping.
     """
+    try:
+        mappings = Path("/proc/self/smaps").read_text()
+    except OSError as error:
+        raise SettingsError(
+            "measuring memory needs /proc/self/smaps, which only Linux has; measure on Linux"
+        ) from error
     total, counted = 0, True
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in mappings.splitlines():
         if _MAPPING.match(line):
             path = line.split(maxsplit=5)[5:]
             counted = not (path and folder and Path(path[0]).is_relative_to(folder.resolve()))

@@ -1,4 +1,4 @@
-"""How soon a voice begins to speak a sentence, and how fast it goes on."""
+"""How soon a voice begins to speak a sentence, and how fast it continues."""
 
 import time
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ PARTS: Final = {
     "first words": "first_words_ms",
     "first audio made": "first_audio_ms",
 }
-"""What has to be ready -> the field of the event :data:`_TIMING` that says when it was.
+"""Stage of an answer -> the field of the event :data:`_TIMING` with its time.
 
 All times are from the end of speech, as the server found it: the parts overlap.
 """
@@ -64,7 +64,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What every caller does.
+    """The behavior of every caller.
 
     Attributes:
         url: the server's, such as http://127.0.0.1:8000.
@@ -73,7 +73,7 @@ class Call:
         recordings: what is said, in turn: 16-bit mono at :data:`RATE`.
         turns: how many turns each caller has.
         detection: ``turn_detection`` of the session.
-        interrupts: whether a turn begins while the answer before is being heard.
+        interrupts: whether a turn begins during the previous answer.
         timeout: seconds to wait for an answer's audio.
         max_tokens: limit of an answer.
     """

@@ -4,11 +4,11 @@ import math
 from typing import Final
 
 _Z: Final = 1.959964
-"""Of intervals of 95 %."""
+"""Normal deviate of intervals of 95 %."""
 
 
 def at_least(count: int, of: int, share: float) -> float:
-    """Return the probability of so many or more in a binomial distribution.
+    """Return the probability of this many or more in a binomial distribution.
 
     Args:
         count: the least number of successes.

@@ -24,7 +24,7 @@ _MOST_KEYS: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Directives:
-    """The caching that a request asks for.
+    """The caching that a request wants.
 
     Attributes:
         mode: overrides the tenant's and the model's; None: it does not.
@@ -99,7 +99,7 @@ def _refused(header: str, value: str, takes: str) -> RequestError:
 
 @dataclass
 class Outcome:
-    """What the cache did for one request.
+    """The cache's result for one request.
 
     Attributes:
         hits: texts that were answered from the store, or by an equal request that is running.

@@ -168,7 +168,7 @@ class Facts:
 
     @cached_property
     def kinds(self) -> set[str]:
-        """What is asked for: a time, a place, a person, a reason."""
+        """The kinds of things that the text asks for: a time, a place, a person, a reason."""
         kinds = {QUESTION_KINDS[word] for word in self.words if word in QUESTION_KINDS}
         pairs = set(zip(self.words, self.words[1:], strict=False))
         if ("how", "many") in pairs or ("how", "much") in pairs:

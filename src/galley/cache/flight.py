@@ -269,7 +269,7 @@ class Follower:
         return output
 
     def cancel(self, *, whole: bool = False) -> None:
-        """Leave the flight, which goes on if others follow it."""
+        """Leave the flight, which continues if others follow it."""
         self._ended = True
         self._stop_timer()
         self._unread.clear()

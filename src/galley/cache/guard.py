@@ -1,4 +1,4 @@
-"""A store that may fail: requests then go on without it, and the log says so once."""
+"""A store that may fail: requests then continue without it, and the log says so once."""
 
 import asyncio
 import logging

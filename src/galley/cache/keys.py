@@ -13,7 +13,7 @@ _FORMAT: Final = b"galley response 1"
 """Changes with the meaning of keys and entries: entries of other versions are never found."""
 
 _NOT_THE_MODEL: Final = ("name", "path", "kv_cache_tokens", "costs", "phases", "ledger")
-"""What a :class:`ModelInfo` says about the process or the machine, not about answers."""
+"""Fields of a :class:`ModelInfo` that describe the process or the machine and do not affect answers."""
 
 _encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _IN_THREAD: Final = 1_000_000
 """Numbers in a matrix from which on its product is computed by a thread."""
 _SPARE: Final = 4
-"""A matrix is halved once so many times the rows in use would fit."""
+"""A matrix is halved once this many times the rows in use would fit."""
 
 
 class Candidate(NamedTuple):
@@ -140,7 +140,7 @@ def packed(vector: bytes) -> bytes:
     numbers = np.frombuffer(vector, dtype=np.float32)
     length = float(np.linalg.norm(numbers)) if numbers.size else 0.0
     if not 0 < length < float("inf"):
-        raise ValueError("the vector has no direction")
+        raise ValueError("the vector is zero or not finite")
     return (numbers / length).astype(np.float16).tobytes()
 
 

@@ -24,7 +24,7 @@ def redis_client(url: str, setting: str, timeout: float) -> Any:
     except ImportError:
         raise SettingsError(f"{setting} needs the package redis: {pip_install('redis')}") from None
     try:
-        # Requests beyond so many at a time wait for a connection.
+        # Requests beyond this many at a time wait for a connection.
         pool = redis.BlockingConnectionPool.from_url(
             url,
             socket_timeout=timeout,

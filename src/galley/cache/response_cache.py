@@ -23,7 +23,7 @@ _MEASURE_SECONDS: Final = 5.0
 """Interval at which the size of the store is read."""
 _GET_SECONDS: Final = 0.1
 _PUT_SECONDS: Final = 1.0
-"""Times after which the store counts as unusable, and requests go on without it."""
+"""Times after which the store counts as unusable, and requests continue without it."""
 
 
 class ResponseCache:

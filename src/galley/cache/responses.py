@@ -42,7 +42,7 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """What is looked up: requests of one caller, and how they may be answered.
+    """One look-up: requests of one caller, and how they may be answered.
 
     Attributes:
         requests: with their tenant's fields.
@@ -66,7 +66,7 @@ class Lookup:
 
 
 class _Search(NamedTuple):
-    """What was found of a question: its place among others, and another's answer."""
+    """The result for a question: its place among others, and another's answer."""
 
     placed: Placed | None = None
     near: "Near | None" = None
@@ -167,7 +167,7 @@ class ModelResponses:
         keys: Sequence[bytes | None],
         stored: Mapping[bytes, Entry | None],
     ) -> _Search:
-        """Look a question up that no equal request has asked."""
+        """Look up a question that no equal request contains."""
         semantic = self.cache.semantic
         if mode != "semantic" or semantic is None or self._checks is None or self._checks.off:
             return _Search()

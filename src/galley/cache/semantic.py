@@ -22,11 +22,11 @@ from galley.cache.question import Placed, Question
 from galley.cache.store import Store
 
 _EMBED_SECONDS: Final = 1.0
-"""Time for a vector or a score, after which requests go on without one."""
+"""Time for a vector or a score, after which requests continue without one."""
 _CANDIDATES: Final = 8
 """Near questions whose facts are compared, the nearest first."""
 _RANKED: Final = 4
-"""Of these, the most that the cross-encoder scores."""
+"""The most of these that the cross-encoder scores."""
 _FOLLOW_SECONDS: Final = 0.5
 """Interval at which questions that other processes have stored are read."""
 _FOLLOWED: Final = 20

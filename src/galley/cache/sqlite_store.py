@@ -103,7 +103,7 @@ class SqliteStore:
     """The entries in one file, which several processes may use at a time."""
 
     def __init__(self, path: Path, bounds: Bounds) -> None:
-        """Open the file, or create it. A file that is no database is set aside.
+        """Open the file, or create it. A file that is not a database is renamed.
 
         Args:
             path: the file; its folder is created if needed.
@@ -332,7 +332,7 @@ def _parameters(selection: Selection) -> Iterator[dict[str, str | None]]:
 
 
 def _opened(path: Path, timeout: float = 1.0) -> sqlite3.Connection:
-    """Open the file; one that is no database, or of another version, is set aside first."""
+    """Open the file; one that is not a database, or of another version, is renamed first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)

@@ -16,7 +16,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a store may keep; the least recently used entries make room.
+    """The limits of a store; the least recently used entries are evicted.
 
     Attributes:
         bytes: size of all entries.
@@ -66,7 +66,7 @@ class Kept(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a store keeps."""
+    """The size of a store: its entries and their bytes."""
 
     entries: int
     bytes: int
@@ -114,4 +114,4 @@ class Store(Protocol):
         """Return what is stored. Raises StoreError."""
 
     async def close(self) -> None:
-        """Write what is not written yet, and let go of the store. Idempotent."""
+        """Write what is not written yet, and close the store. Idempotent."""

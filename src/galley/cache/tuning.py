@@ -42,7 +42,7 @@ class Pair(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What the cache knows of a pair; ``ranking``: the cross-encoder's score, if there is one."""
+    """The scores of a pair; ``ranking``: the cross-encoder's, if there is one."""
 
     same: bool
     similarity: float

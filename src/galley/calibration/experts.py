@@ -100,7 +100,7 @@ def quantize_experts(
     """Quantize the experts of a layer.
 
     A row counts by its weight in the sum of its experts. With fewer rows than columns, GPTQ fits these rows
-    only: on others, its error is no smaller than that of the nearest steps.
+    only: on others, its error is not smaller than that of the nearest steps.
 
     Args:
         model: with the experts' original matrices.

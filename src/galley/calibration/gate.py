@@ -29,7 +29,7 @@ from galley.settings.engine import EngineSettings
 from galley.settings.quality_gate import QualityGate
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import ModelInfo, WeightReceipt
-from galley.types.weight_dtypes import HALVES, INTEGERS
+from galley.types.weight_dtypes import HALVES, SIZES, WEIGHT_DTYPES
 
 log: Final = logging.getLogger("galley.quality")
 
@@ -37,7 +37,7 @@ _TEXTS: Final = 6
 _TOKENS: Final = 64
 """Tokens of each text."""
 
-_ROUNDED: Final = INTEGERS[::-1]
+_ROUNDED: Final = SIZES[::-1]
 """Integer weight types, the smallest first."""
 
 _WIDER: Final = "bfloat16"
@@ -223,6 +223,8 @@ class _Check:
         served = self._model.options.weight_dtype
         if self._original is not self._model:
             return kinds
+        if (bytes_of := WEIGHT_DTYPES[served].layout) in kinds:
+            return kinds[kinds.index(bytes_of) :]
         return kinds[kinds.index(served) + 1 :] if served in kinds else []
 
     def _compare(self, pieces: Iterator[tuple[int, Logits]]) -> Loss:

@@ -264,8 +264,8 @@ def assign(
 
     Args:
         parts: the parts with their choices.
-        most_bytes: that the parts may take in all.
-        most_kl: that they may lose in all, in nats.
+        most_bytes: that all parts together may take.
+        most_kl: that they may lose together, in nats.
 
     Raises:
         SettingsError: the smallest choices take more bytes.

@@ -36,7 +36,7 @@ _NUMBERS: Final[frozenset[Kind]] = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What to make of each call.
+    """The results to make for each call.
 
     Attributes:
         transcribe: options of the transcription, with word times.
@@ -124,7 +124,7 @@ class Pipeline:
         return record
 
     def _transcribe(self, kept: KeptRecording) -> _Transcribed:
-        # Two channels with different sounds are two speakers.
+        # Two channels with different audio are two speakers.
         if kept.channels == TWO and differ(kept.open(1), kept.open(2)):
             return self._by_channel(kept)
         options, transcribed = self._options, _Transcribed([])

@@ -97,7 +97,7 @@ def _decibels(power: float) -> float | None:
 
 
 def differ(one: Audio, other: Audio) -> bool:
-    """Return whether two channels of a recording have different sounds; both are closed afterwards."""
+    """Return whether two channels of a recording have different audio; both are closed afterwards."""
     energy = difference = 0.0
     try:
         for a, b in zip(one, other, strict=False):

@@ -44,13 +44,13 @@ def parse_rule(text: str) -> Rule:
     """Return the rule that ``audio=0d`` or ``TENANT:transcript=30d`` stands for.
 
     Raises:
-        SettingsError: it is no rule.
+        SettingsError: it is not a rule.
     """
     match = _RULE.fullmatch(text)
     if match is None or match["kind"] not in KINDS:
         raise SettingsError(
-            f"{text[:80]!r} is no rule; expected KIND=AGE or TENANT:KIND=AGE, such as transcript=30d, with "
-            f"a kind of {', '.join(KINDS)} and an age in s, m, h or d"
+            f"{text[:80]!r} is not a rule; expected KIND=AGE or TENANT:KIND=AGE, such as transcript=30d, "
+            f"with a kind of {', '.join(KINDS)} and an age in s, m, h or d"
         )
     seconds = int(match["count"]) * _UNITS[match["unit"]]
     return Rule(match["tenant"], match["kind"], timedelta(seconds=seconds))

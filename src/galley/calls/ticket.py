@@ -21,7 +21,7 @@ SCHEMA: Final[dict[str, Any]] = {
     "required": ["summary", "topics", "sentiment", "resolved", "next_steps"],
     "additionalProperties": False,
 }
-"""What a ticket has by default."""
+"""The schema of a ticket by default."""
 
 _INSTRUCTION: Final = (
     "Write a ticket about this telephone call as JSON. Take everything from the transcript, and invent "
@@ -35,7 +35,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, kw_only=True)
 class TicketWriter:
-    """Asks a server with OpenAI's API for tickets.
+    """Requests tickets from a server with OpenAI's API.
 
     Attributes:
         url: of the server, such as ``http://127.0.0.1:8000``.

@@ -69,7 +69,7 @@ async def _respond(
     except EngineFailed:
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP
-        models.expect()  # raises if the engine is gone for good
+        models.expect()  # raises if the engine will not come back
         api_error = to_api_error(error)
         if api_error.status >= 500:
             log.exception("request %s failed", request_id)

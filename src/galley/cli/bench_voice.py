@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     "--interrupt",
     is_flag=True,
-    help="each turn begins while the answer before is heard: also measures how soon that stops",
+    help="begin each turn during the previous answer, and measure how soon that answer stops",
 )
 @json_option
 def voice(

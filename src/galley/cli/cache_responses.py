@@ -39,7 +39,7 @@ def selection_options(command: Command) -> Command:
     for name, meaning in (
         ("--tag", "answers with this tag (the request's x-galley-cache-tag)"),
         ("--tenant", "answers to this tenant"),
-        ("--model", "answers of this model; an adapter's are of MODEL:ADAPTER"),
+        ("--model", "answers of this model, or of an adapter: MODEL:ADAPTER"),
     ):
         command = click.option(name, help=meaning)(command)
     return command

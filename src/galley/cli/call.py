@@ -69,7 +69,9 @@ _KEY_VARIABLE: Final = "GALLEY_TICKET_API_KEY"
     help=f"remove personal data: all, or {', '.join(KINDS)}; repeat for several",
 )
 @click.option(
-    "--redacted-audio", is_flag=True, help="also write the audio, with silence in place of it"
+    "--redacted-audio",
+    is_flag=True,
+    help="also write the audio, with silence in place of what is removed",
 )
 @click.option(
     "--keep-music",
@@ -109,7 +111,7 @@ def call(
     """Process recorded calls: transcript by speaker, redaction, quality report and ticket.
 
     Each recording gets one folder of results, complete or not at all. A command that was killed continues
-    where it was. Two channels with different sounds are two speakers; otherwise speakers are found. The
+    where it was. Two channels with different audio are two speakers; otherwise speakers are found. The
     exit code is 1 if a call was given up.
     """
     settings = speech_settings(flags)

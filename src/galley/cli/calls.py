@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group("calls", cls=Group)
 def calls_group() -> None:
-    """Report on what galley call keeps, and delete it by age or by call."""
+    """Report on the results of galley call, and delete them by age or by call."""
 
 
 _folder = click.argument(

@@ -39,7 +39,7 @@ _PATH: Final = click.Path(path_type=Path)
     type=_PATH,
     default=Path("galley-lab.html"),
     show_default=True,
-    help="the page",
+    help="file for the page",
 )
 @click.option(
     "--results",
@@ -48,7 +48,7 @@ _PATH: Final = click.Path(path_type=Path)
     type=_PATH,
     default=Path("galley-lab.json"),
     show_default=True,
-    help="keeps the figures, so that an interrupted run goes on where it was",
+    help="file of figures, from which an interrupted run continues",
 )
 @click.option(
     "--speech-model",

@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "pull": "pull:pull",
     "qat": "qat:qat",
     "quantize": "quantize:quantize",
+    "rank": "rank:rank",
     "replay": "replay:replay",
     "replica": "replica:replica",
     "rm": "pull:rm",
@@ -74,7 +75,7 @@ class _Commands(Group):
 )
 @click.version_option(__version__, message="galley %(version)s")
 def app() -> None:
-    """Serve language models as cheaply as a given quality and latency allow."""
+    """Serve language, speech, embedding and tensor models; plan, quantize and measure them."""
 
 
 def main() -> None:

@@ -160,7 +160,9 @@ _LENGTHS: Final = "512, 64-256, normal:512,128 (mean, deviation) or lognormal:25
     type=click.IntRange(1, 999),
     help="replicas (of a node or a zone) lost after half of the requests; the goal has to be met even so",
 )
-@click.option("--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures")
+@click.option(
+    "--json", "json_file", metavar="FILE", type=_PATH, help="also write all figures to FILE"
+)
 @click.option("--html", "html_file", metavar="FILE", type=_PATH, help="write a report with charts")
 def plan_cluster(flags: Flags, model: str | None, **options: Any) -> None:
     """Simulate replicas of a model, and find how many some traffic needs.
@@ -206,7 +208,7 @@ def _query(options: dict[str, Any]) -> "Query":
     bounds = _bounds(options, goal.get("ttft"))
     if replicas is None and not goal and bounds is None:
         raise SettingsError(
-            "how many replicas is open: give a goal (--ttft, --tpot), or --replicas"
+            "the number of replicas is not determined: give a goal (--ttft, --tpot), or --replicas"
         )
     least = replicas if bounds is None else bounds.least
     if least is not None and lose >= least:
@@ -311,7 +313,7 @@ def _drawn(options: dict[str, Any]) -> "Traffic":
     if rate is None:
         raise SettingsError("there is no traffic: give --trace or --rate")
     if period is not None and peak is None:
-        raise SettingsError("--period is of --peak; give both")
+        raise SettingsError("--period needs --peak; give both")
     if peak is not None and peak < rate:
         raise SettingsError(f"--peak {peak:g} is less than --rate {rate:g}")
     if (peak or rate) * seconds > MOST_REQUESTS:

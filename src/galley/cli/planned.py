@@ -1,4 +1,4 @@
-"""What the commands that plan share: options, the model, and the goal."""
+"""Shared by the commands that plan: options, the model, and the goal."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

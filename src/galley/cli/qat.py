@@ -18,7 +18,7 @@ from galley.cli.training import (
     training_options,
 )
 from galley.errors import SettingsError
-from galley.types.weight_dtypes import INTEGERS, WEIGHT_DTYPES
+from galley.types.weight_dtypes import SIZES, WEIGHT_DTYPES
 
 if TYPE_CHECKING:
     from galley.quant.grid import Scheme
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--weight-dtype",
     "--quantize",
     "weight_dtype",
-    type=click.Choice(INTEGERS[::-1]),
+    type=click.Choice(SIZES[::-1]),
     default="int4",
     show_default=True,
     help="type of the trained weights",

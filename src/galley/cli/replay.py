@@ -50,15 +50,25 @@ _COMPARED_TEXTS = 64
 @click.option(
     "--timeout", type=ABOVE_ZERO, default=600.0, show_default=True, help="seconds for one request"
 )
-@click.option("--requests", type=click.IntRange(min=1), help="only the first so many")
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    help="send only this many, from the start of the trace",
+)
 @click.option(
     "--unit",
     type=click.Choice(["auto", "ms", "s"]),
     default="auto",
     show_default=True,
-    help="of the trace's times; auto: ms if it has hash_ids or session_id, else s",
+    help="unit of the trace's times; auto: ms if it has hash_ids or session_id, else s",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="of texts")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="seed of synthetic texts",
+)
 @click.option(
     "--texts",
     metavar="KEYFILE",
@@ -66,11 +76,21 @@ _COMPARED_TEXTS = 64
     help="send the recorded prompts, which record_texts encrypted with this key; default: synthetic ones",
 )
 @click.option("--slo", metavar="M=T,...", default="", help="for goodput: ttft=1s,tpot=50ms")
-@click.option("--price-per-hour", type=ABOVE_ZERO, help="of the server's machine: for the cost")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures")
+@click.option(
+    "--price-per-hour", type=ABOVE_ZERO, help="price of the server's machine, to compute the cost"
+)
+@click.option(
+    "--json", "json_file", type=_PATH, metavar="FILE", help="also write all figures to FILE"
+)
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="write a report with curves")
-@click.option("--write", "write_file", type=_PATH, metavar="FILE", help="write Mooncake's form")
-@click.option("--sessions", is_flag=True, help="with --write: AIPerf's session_id, too")
+@click.option(
+    "--write",
+    "write_file",
+    type=_PATH,
+    metavar="FILE",
+    help="write the trace to FILE in Mooncake's format",
+)
+@click.option("--sessions", is_flag=True, help="with --write: also write AIPerf's session_id")
 def replay(trace: Path, url: str | None, against: str | None, **options: Any) -> None:
     """Send recorded requests to a server at their recorded times.
 
@@ -87,9 +107,9 @@ def replay(trace: Path, url: str | None, against: str | None, **options: Any) ->
     if url is None and (against is not None or write_file is None):
         raise SettingsError("give the URL of a server, or --write FILE")
     if options["sessions"] and write_file is None:
-        raise SettingsError("--sessions goes with --write")
+        raise SettingsError("--sessions needs --write")
     if options["texts"] is not None and url is None:
-        raise SettingsError("--texts goes with the URL of a server; --write never writes texts")
+        raise SettingsError("--texts needs the URL of a server; --write never writes texts")
     turns = read_trace(trace, options["unit"])[: options["requests"]]
     if write_file is not None:
         lines = as_mooncake(turns, sessions=options["sessions"])
@@ -166,10 +186,9 @@ def _measure(
     from galley.bench.serve.objective import parse_objective
     from galley.bench.serve.replay import replay as replayed
     from galley.bench.serve.results import Report
-    from galley.bench.serve.session import allow_files
-    from galley.machine import cpu_and_cores
+    from galley.machine import cpu_and_cores, raise_open_files
 
-    allow_files()
+    raise_open_files()
     started = datetime.datetime.now(datetime.UTC)
     objective = parse_objective(options["slo"])
 

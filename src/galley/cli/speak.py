@@ -97,7 +97,7 @@ def _format_of(output: Path | None) -> AudioFormat:
     form = _SUFFIXES.get(output.suffix.lower())
     if form is None:
         raise SettingsError(
-            f"--output {output}: the suffix is none of {', '.join(_SUFFIXES)}; give --format"
+            f"--output {output}: the suffix is not one of {', '.join(_SUFFIXES)}; give --format"
         )
     return form
 

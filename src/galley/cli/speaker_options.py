@@ -73,8 +73,8 @@ class Speakers:
 
 _VOICES: Final = (
     click.option("--num-speakers", type=int, help="number of speakers; default: found"),
-    click.option("--min-speakers", type=int, help="least number of speakers"),
-    click.option("--max-speakers", type=int, help="largest number of speakers"),
+    click.option("--min-speakers", type=int, help="minimum number of speakers"),
+    click.option("--max-speakers", type=int, help="maximum number of speakers"),
     click.option(
         "--speaker",
         metavar="NAME=FILE",
@@ -107,7 +107,7 @@ def speaker_options(command: Callable[..., None]) -> Callable[..., None]:
     return _all(
         function,
         click.option(
-            "--diarize", is_flag=True, help="find out who speaks, and write speakers with the text"
+            "--diarize", is_flag=True, help="find the speakers, and label the text with them"
         ),
         *_VOICES,
         click.option("--rttm", is_flag=True, help="also write the turns as NAME.rttm"),

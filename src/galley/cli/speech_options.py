@@ -54,7 +54,7 @@ def speech_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--hotwords",
             default="",
-            help="names and terms that the decoder has in front of it all along",
+            help="names and terms that are given to the decoder for every chunk",
         ),
         click.option(
             "--beam-size",
@@ -167,5 +167,5 @@ def _speech(vad: bool, flags: dict[str, Any]) -> "SpeechOptions | None":
         return SpeechOptions(**given)
     for name in given:
         flag = f"--vad-{name.replace('_', '-')}"
-        raise SettingsError(f"{flag} goes with speech detection, which --no-vad turns off")
+        raise SettingsError(f"{flag} needs speech detection, which --no-vad turns off")
     return None

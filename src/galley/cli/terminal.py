@@ -22,7 +22,7 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
 
     Args:
         label: names the work.
-        total: steps in all; 0 if that is not known.
+        total: total number of steps; 0 if that is not known.
         done: steps that were done before.
     """
     kind: type[ProgressBar[int]] = ProgressBar if sys.stderr.isatty() else ProgressLines

@@ -26,7 +26,7 @@ def texts_for(
         settings: of the model.
         read: its checkpoint.
         data: a file that :func:`galley.quality.texts.read_texts` reads.
-        tokens: in all.
+        tokens: total number.
         context: tokens of a window at most.
         mark_answers: for a file, mark the assistant's tokens.
 

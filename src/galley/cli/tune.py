@@ -40,7 +40,9 @@ _PATH: Final = click.Path(path_type=Path)
 @click.option(
     "--speed", type=ABOVE_ZERO, default=1.0, show_default=True, help="times as fast as recorded"
 )
-@click.option("--requests", type=click.IntRange(min=1), help="only the first so many of the trace")
+@click.option(
+    "--requests", type=click.IntRange(min=1), help="use only this many, from the start of the trace"
+)
 @click.option(
     "--texts",
     metavar="KEYFILE",
@@ -60,17 +62,19 @@ _PATH: Final = click.Path(path_type=Path)
     type=click.IntRange(min=1),
     default=9,
     show_default=True,
-    help="measured in the first round: those that the plan predicts to be the best",
+    help="combinations to measure in the first round: the best ones by prediction",
 )
 @click.option(
     "--quality-gate",
     "gate",
-    help="types that lose more are left out; default: kl=0.02,top1=0.97; empty: none is",
+    help="leave out types that lose more; default: kl=0.02,top1=0.97; empty: keep all",
 )
 @click.option(
     "--data", type=_PATH, metavar="FILE", help="texts for the loss; default: the model's own"
 )
-@click.option("--price-per-hour", type=ABOVE_ZERO, help="of the machine, for the cost in dollars")
+@click.option(
+    "--price-per-hour", type=ABOVE_ZERO, help="price of the machine in dollars, to compute the cost"
+)
 @click.option(
     "--results",
     "results_file",
@@ -78,7 +82,7 @@ _PATH: Final = click.Path(path_type=Path)
     metavar="FILE",
     default=Path("galley-tune.json"),
     show_default=True,
-    help="keeps the figures, so that an interrupted run goes on where it was",
+    help="file of figures, from which an interrupted run continues",
 )
 @click.option(
     "--output",
@@ -86,7 +90,7 @@ _PATH: Final = click.Path(path_type=Path)
     metavar="FILE",
     default=Path("galley.yaml"),
     show_default=True,
-    help="the settings; an existing file is not replaced",
+    help="file for the settings; an existing one is not replaced",
 )
 @click.option(
     "--html",
@@ -95,7 +99,7 @@ _PATH: Final = click.Path(path_type=Path)
     metavar="FILE",
     default=Path("galley-tune.html"),
     show_default=True,
-    help="the page with all trials",
+    help="page with all trials",
 )
 def tune(flags: Flags, model: str | None, **options: Any) -> None:
     """Find the cheapest settings of a model that keep a goal on recorded traffic.

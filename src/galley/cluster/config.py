@@ -18,7 +18,7 @@ from galley.settings.transfers import TransferSettings
 
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 _CLUSTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
-"""Without dots: the names of a cluster's applications are NAME and NAME.MODEL.RELEASE."""
+"""A name without dots, because a cluster's applications are called NAME and NAME.MODEL.RELEASE."""
 
 _VERSION: Final = r"^([A-Za-z0-9][A-Za-z0-9_.]{0,31})?\Z"
 _LONGEST: Final = 86_400.0
@@ -75,7 +75,7 @@ class Scale(_Part, frozen=True):
 
 
 class Resources(_Part, frozen=True):
-    """What Ray reserves for each replica.
+    """The resources that Ray reserves for each replica.
 
     Attributes:
         cpus: cores; also the threads of the engine, unless ``settings`` has ``threads``.

@@ -1,4 +1,4 @@
-"""What has to be settled before Ray is imported: whether it is installed, and its token."""
+"""Steps before Ray is imported: check that it is installed, and set its token."""
 
 import os
 from importlib.util import find_spec

@@ -23,7 +23,7 @@ MOST_QUEUED: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Load:
-    """What the engines have to do.
+    """The pending work of the engines.
 
     Attributes:
         requests: unfinished sequences.
@@ -100,7 +100,7 @@ class ReplicaHost:
 
     @property
     def load(self) -> Load:
-        """What the engines have to do now."""
+        """The present work of the engines."""
         if self.client is None or self.server is None:
             return Load(0, 0, 0, 0, 0.0)
         stats = self.client.stats

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from galley.cluster.remote import parsed_address, remote_source
+from galley.cluster.remote import remote_source
 from galley.errors import SettingsError
 from galley.links.access import Access
 from galley.settings.file import read_settings_file
+from galley.settings.values import parsed_address
 
 if TYPE_CHECKING:
     from galley.service.fleet import Fleet

@@ -1,7 +1,6 @@
 """Replicas on other machines, as a server reaches them: ``galley replica`` at the other end."""
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Final
@@ -9,15 +8,13 @@ from typing import Final
 import msgspec
 
 from galley.cluster.channel import Channel, greet
-from galley.errors import SettingsError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
 from galley.service.frames import FromEngine, ToEngine, bare, decode_from_engine
 from galley.service.links import ReplicaSource
+from galley.settings.values import parsed_address
 
 _CONNECT_SECONDS: Final = 10.0
-
-_ADDRESS: Final = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})", re.ASCII)
 
 
 class RemoteLink:
@@ -80,14 +77,6 @@ def remote_source(
         return RemoteLink(channel)
 
     return ReplicaSource(name=address, connect=connect, seats=seats, remote=True)
-
-
-def parsed_address(address: str, setting: str = "replica") -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``. Raises SettingsError if it has another form."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise SettingsError(f"{setting}: {address!r} is not HOST:PORT, such as 10.0.0.7:8500")
-    return match[1].strip("[]"), int(match[2])
 
 
 def send_at_once(writer: asyncio.StreamWriter) -> None:

@@ -18,6 +18,8 @@ from galley.cluster.channel import Channel, receive
 from galley.cluster.remote import send_at_once
 from galley.errors import GalleyError, SettingsError
 from galley.links.access import Access
+from galley.links.handshake import HANDSHAKE_SECONDS
+from galley.rare_warnings import RareWarnings
 from galley.service.client import EngineClient
 from galley.service.frames import (
     Abort,
@@ -42,7 +44,10 @@ from galley.types import Adapter, EngineRequest, Output, Timing
 log = logging.getLogger("galley.cluster")
 
 MOST_CONNECTIONS: Final = 64
-"""Maximum servers that are connected, or shake hands, at the same time."""
+"""Maximum servers that are connected at the same time."""
+
+MOST_HANDSHAKES: Final = 64
+"""Maximum connections that have not proved to have the token; each further one replaces the oldest."""
 
 _FLUSH_POLL_SECONDS: Final = 0.02
 
@@ -74,6 +79,9 @@ class ReplicaServer:
         self._release = release
         self._server: asyncio.Server | None = None
         self._open = 0
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Connections that shake hands, the oldest first."""
+        self._warnings = RareWarnings("galley.cluster")
         self.prefill_seconds = 0.0
         self._leaving = False
         self._callers: set[_Caller] = set()
@@ -84,8 +92,10 @@ class ReplicaServer:
         Raises:
             OSError: the address cannot be bound.
         """
+        tls = self._access.as_replica
+        seconds = None if tls is None else HANDSHAKE_SECONDS
         self._server = await asyncio.start_server(
-            self._accept, host, port, ssl=self._access.as_replica
+            self._accept, host, port, ssl=tls, ssl_handshake_timeout=seconds
         )
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -114,19 +124,42 @@ class ReplicaServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
+        try:
+            channel = await self._greeted(reader, writer)
+        except (SettingsError, OSError, msgspec.DecodeError) as error:
+            self._warnings.add(f"{peer}: connection refused: {error or 'no answer in time'}")
+            writer.transport.abort()
+            return
         if self._open >= MOST_CONNECTIONS:
             log.warning("%s: more than %d connections", peer, MOST_CONNECTIONS)
             writer.transport.abort()
             return
         self._open += 1
         try:
-            send_at_once(writer)
-            await self._serve(await receive(reader, writer, self._access.token))
-        except (SettingsError, OSError, msgspec.DecodeError) as error:
-            log.warning("%s: connection refused or ended: %s", peer, error or "no answer in time")
+            await self._serve(channel)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("%s: connection ended: %s", peer, error or "no answer in time")
         finally:
             self._open -= 1
             writer.transport.abort()
+
+    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
+        """Shake hands. Whoever has no token cannot keep those who have one from doing so.
+
+        Raises:
+            SettingsError: the other side has another token or version.
+            OSError: the connection ended, or the other side did not answer in time.
+        """
+        if len(self._strangers) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
+        try:
+            send_at_once(writer)
+            return await receive(reader, writer, self._access.token)
+        finally:
+            self._strangers.pop(writer, None)
 
     async def _serve(self, channel: Channel) -> None:
         caller = _Caller(channel, self._client, self._note)

@@ -1,4 +1,4 @@
-"""What the settings say of a model's replicas: how many, where, and what each gets of this machine."""
+"""A model's replicas by the settings: how many, where, and each one's share of this machine."""
 
 import dataclasses
 from pathlib import Path
@@ -61,6 +61,6 @@ def share_of_machine(settings: AnySettings, replicas: int) -> AnySettings:
         return settings
     threads = settings.threads
     if threads is None and settings.device == "cpu":
-        threads = max(1, available_cores() // (replicas * settings.tensor_parallel))
+        threads = max(1, available_cores() // (replicas * settings.ranks_here))
     fraction = settings.kv_memory_fraction / replicas
     return dataclasses.replace(settings, threads=threads, kv_memory_fraction=fraction)

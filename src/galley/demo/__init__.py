@@ -1,4 +1,4 @@
-"""The bundled call-centre assistant, its draft model, an embedding model, and held-out sets."""
+"""The bundled call-center assistant, its draft model, an embedding model, and held-out sets."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _SLOWED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """What NVML reports of a GPU; None: it does not say.
+    """The state of a GPU as NVML reports it; None: not reported.
 
     Attributes:
         name: the product's name.

@@ -65,6 +65,8 @@ class BlockServer:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Callable[[], None]] = {}
         """Connection -> hangs up on the peer."""
+        self._strangers: dict[socket.socket, None] = {}
+        """Those of them that shake hands, the oldest first."""
         self._listener: socket.socket | None = None
         self._closed = False
         self._sent_blocks = self._sent_bytes = self._failures = 0
@@ -94,7 +96,7 @@ class BlockServer:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was sent, by field of :class:`EngineStats`."""
+        """Counts of what was sent, by field of :class:`EngineStats`."""
         return {
             "kv_sent_blocks": self._sent_blocks,
             "kv_sent_bytes": self._sent_bytes,
@@ -114,9 +116,10 @@ class BlockServer:
                 if self._closed:
                     raw.close()
                     return
-                full = len(self._open) >= MOST_CONNECTIONS
+                full = not self._has_room()
                 if not full:
                     self._open[raw] = partial(hang_up, raw)
+                    self._strangers[raw] = None
             if full:
                 raw.close()
                 self._warnings.add(f"more than {MOST_CONNECTIONS} peers fetch blocks at a time")
@@ -126,10 +129,30 @@ class BlockServer:
                     target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
                 ).start()
             except RuntimeError as error:  # too many threads or processes, which passes
-                with self._lock:
-                    del self._open[raw]
+                self._forget(raw)
                 raw.close()
                 self._warnings.add(f"blocks were not sent: {error}")
+
+    def _has_room(self) -> bool:
+        """Return whether there is a place for one more connection; the lock is held.
+
+        The oldest that has not proved to have the token makes room: otherwise those without one could
+        keep out those that have it.
+        """
+        if len(self._open) < MOST_CONNECTIONS:
+            return True
+        # With TLS, the connection is no longer this socket's, and ends with its handshake's time.
+        oldest = next((raw for raw in self._strangers if raw.fileno() >= 0), None)
+        if oldest is None:
+            return False
+        del self._strangers[oldest]
+        self._open.pop(oldest)()
+        return True
+
+    def _forget(self, raw: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(raw, None)
+            self._strangers.pop(raw, None)
 
     def _serve(self, raw: socket.socket) -> None:
         peer = "a peer"
@@ -137,8 +160,9 @@ class BlockServer:
             peer = str(raw.getpeername()[0])
             with accepted(raw, self._access) as link:
                 with self._lock:
-                    if self._closed:
+                    if self._closed or raw not in self._strangers:
                         return
+                    del self._strangers[raw]
                     self._open[raw] = link.hang_up  # with TLS, raw is no longer connected
                 link.deadline = time.monotonic() + SEND_SECONDS
                 self._answer(link)
@@ -147,8 +171,7 @@ class BlockServer:
                 self._failures += 1
             self._warnings.add(f"{peer}: blocks were not sent: {error or type(error).__name__}")
         finally:
-            with self._lock:
-                del self._open[raw]
+            self._forget(raw)
             raw.close()
             self._offers.wake()  # the counts are reported with the engine's
 
@@ -160,7 +183,7 @@ class BlockServer:
                 b"it has another model, other settings of the model or another type of CPU: "
                 b"keys and values would differ",
             )
-            raise BadFrame("the peer has another model, or computes it otherwise")
+            raise BadFrame("the peer has a different model, or computes it differently")
         blocks = wanted.blocks
         if any(block.group >= len(self._form.block_bytes) for block in blocks):
             raise BadFrame("the peer wants blocks of a group that does not exist")

@@ -79,7 +79,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     def blocks(self) -> list[Block]:
         """The blocks. Raises BadFrame if there is not one group for each key."""
         if len(self.keys) != len(self.groups):
-            raise BadFrame("a request for blocks has another number of groups than of keys")
+            raise BadFrame("a request for blocks has different numbers of groups and of keys")
         return [
             Block(key, group, self.root) for key, group in zip(self.keys, self.groups, strict=True)
         ]
@@ -177,7 +177,7 @@ class SocketTransport:
     def _checked(self, block: Block, found: "bytearray | memoryview") -> Bytes:
         data = self._form.content(block, found)
         if data is None:
-            raise BadFrame("a block is not intact, or another one")
+            raise BadFrame("a block is damaged, or not the one that was requested")
         return data
 
     def _shared(

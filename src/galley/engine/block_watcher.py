@@ -1,11 +1,11 @@
-"""What learns of the blocks that other requests can find."""
+"""The interface of an object that is notified of the blocks that other requests can find."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class BlockWatcher(Protocol):
-    """What learns of the blocks that other requests can find."""
+    """The interface of an object that is notified of the blocks that other requests can find."""
 
     def registered(self, key: bytes, block: int, group: int, root: bytes) -> None:
         """Take note of a block of a KV group that is full once this step has run.

@@ -49,7 +49,7 @@ _NOT_THE_VALUES: Final = (
 
 @dataclass(frozen=True)
 class TierBuilder:
-    """What is known of an engine's blocks, from which its tier is built.
+    """The description of an engine's blocks from which its tier is built.
 
     Attributes:
         name: the model's name for display.

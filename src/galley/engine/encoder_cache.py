@@ -57,7 +57,7 @@ class EncoderFeatures:
 
 
 class EncoderClaim(NamedTuple):
-    """What a request's encoder output would take: its existing ``blocks``, or ``fresh`` new ones.
+    """The blocks that a request's encoder output would take: existing ``blocks``, or ``fresh`` new ones.
 
     ``keys`` find the blocks of the output whose hash is ``root``.
     """

@@ -91,6 +91,7 @@ def read_draft(
         expert_cache_bytes=None,
         tensor_parallel=1,
         tensor_parallel_cpus=(),
+        tensor_parallel_rank=(),
     )
     model = read_model(own, place, executor)
     model = model._replace(program=dataclasses.replace(model.program, aligner=None))
@@ -159,7 +160,7 @@ def _check_audio(name: str, draft: SpeechInfo | None, target: SpeechInfo | None)
         mine, theirs = getattr(draft, what), getattr(target, what)
         if mine < theirs if what == "max_frames" else mine != theirs:
             raise SettingsError(
-                f"draft_model {name} has other audio features: {what} is {mine}, the model's is {theirs}"
+                f"draft_model {name} has different audio features: {what} is {mine}, not {theirs}"
             )
 
 

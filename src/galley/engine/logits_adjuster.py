@@ -1,4 +1,4 @@
-"""What a request changes about its logits before a token is sampled; it follows the request's output."""
+"""A request's changes to its logits before a token is sampled, which follow its output."""
 
 import copy
 from collections import Counter, deque

@@ -12,7 +12,7 @@ from galley.ops.executor import ExecutorMemory, ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, blocks_for
 from galley.types.model_info import Ledger
-from galley.types.weight_dtypes import INTEGERS, SMALLEST, smaller_than
+from galley.types.weight_dtypes import SIZES, SMALLEST, smaller_than
 
 LEAST_TOKENS: Final = 512
 """Tokens of one request that must fit for a server to be useful."""
@@ -229,7 +229,7 @@ def plan_without_cache(
         missing = bytes_text(ledger.total - ledger.available)
         changes = [
             f"{missing} more memory: a larger container limit or ulimit -v",
-            f"--weight-dtype {' or '.join(INTEGERS)}, if not set yet",
+            f"--weight-dtype {' or '.join(SIZES)}, if not set yet",
             "lower --max-model-len and --max-batch-tokens, since buffers have room for the longest text",
         ]
         raise NotEnoughMemory(refusal(name, ledger, changes))

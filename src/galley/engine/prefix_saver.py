@@ -84,7 +84,7 @@ class PrefixSaver:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was written, by field of :class:`EngineStats`."""
+        """Counts of what was written, by field of :class:`EngineStats`."""
         return {
             "prefix_disk_written_bytes": self.writer.written_bytes,
             "prefix_disk_dropped_blocks": self.dropped + self.writer.dropped,

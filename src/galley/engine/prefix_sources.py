@@ -43,7 +43,7 @@ class Reading(Protocol):
 
 @dataclass
 class Taken:
-    """What came from a source, counted on the engine's thread."""
+    """Counts of blocks that came from a source, kept by the engine's thread."""
 
     hit_tokens: int = 0
     blocks: int = 0
@@ -90,7 +90,7 @@ class FileSource:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was read, by field of :class:`EngineStats`."""
+        """Counts of what was read, by field of :class:`EngineStats`."""
         return {
             "prefix_disk_hit_tokens": self.taken.hit_tokens,
             "prefix_disk_read_bytes": self.taken.bytes,
@@ -165,7 +165,7 @@ class PeerSource:
             failed = True
             if not isinstance(error, TransferFailed):
                 log.exception("a transfer failed unexpectedly")
-            self._warnings.add(f"{error}; what did not arrive is computed")
+            self._warnings.add(f"{error}; missing blocks are computed")
         finally:
             with self._lock:
                 self._fetches += 1
@@ -174,7 +174,7 @@ class PeerSource:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What was fetched, by field of :class:`EngineStats`."""
+        """Counts of what was fetched, by field of :class:`EngineStats`."""
         return {
             "kv_peer_hit_tokens": self.taken.hit_tokens,
             "kv_fetches": self._fetches,

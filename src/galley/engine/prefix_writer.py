@@ -66,7 +66,7 @@ class PrefixWriter:
         return self._thread.is_alive()
 
     def has_room(self, size: int) -> bool:
-        """Return whether a block of so many bytes would be taken."""
+        """Return whether a block of this many bytes would be taken."""
         return not self._bytes or self._bytes + size <= QUEUE_BYTES
 
     def write(self, block: Block, data: Bytes, until: float) -> None:

@@ -115,7 +115,7 @@ def _executor_options(
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         device=settings.device,
-        threads=settings.threads or max(1, available_cores() // settings.tensor_parallel),
+        threads=settings.threads or max(1, available_cores() // settings.ranks_here),
         activations=settings.activations,
         disable_pass=settings.disable_pass,
         weight_cache=checkpoint if settings.weight_cache else None,

@@ -91,7 +91,7 @@ def open_shared(place: bytes | bytearray, sizes: Sequence[int]) -> "Iterator[byt
     except msgspec.DecodeError as error:
         raise BadFrame(str(error)) from error
     if where.count > len(sizes):
-        raise BadFrame("a peer has put more blocks there than were requested")
+        raise BadFrame("the peer's memory has more blocks than were requested")
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(f"/proc/{where.pid}/fd/{where.file}", flags)
     return _blocks_in(file, sizes[: where.count])
@@ -101,9 +101,9 @@ def _blocks_in(file: int, sizes: Sequence[int]) -> Iterator[bytearray]:
     with open(file, "rb", buffering=0) as opened:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size != sum(sizes):
-            raise BadFrame("a peer has put something else there than was requested")
+            raise BadFrame("the peer's memory has something other than what was requested")
         for size in sizes:
             data = bytearray(size)
             if opened.readinto(data) != size:
-                raise BadFrame("a peer has taken blocks away before they were read")
+                raise BadFrame("the peer removed blocks before they were read")
             yield data

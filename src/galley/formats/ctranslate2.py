@@ -45,7 +45,7 @@ _INT8: Final = WeightKind("int8", 0, "F32")
 _ENGLISH_ONLY: Final = 51864
 """Vocabulary size of English-only checkpoints, although the vocabulary contains language tokens."""
 _MAX_INITIAL_TIMESTAMP: Final = 50
-"""In steps of 20 ms: a transcript begins within the first second, as in openai/whisper."""
+"""The latest first timestamp, in steps of 20 ms: within the first second, as in openai/whisper."""
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 
 _OUTPUT: Final = "decoder/projection"

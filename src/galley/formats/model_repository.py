@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from galley.errors import (
@@ -34,6 +35,7 @@ _ENUMS: Final = {
         f"TYPE_{name}": number for number, name in enumerate(("INVALID", *_DATATYPES, "BF16"))
     },
     "Kind": {"KIND_AUTO": 0, "KIND_GPU": 1, "KIND_CPU": 2, "KIND_MODEL": 3},
+    "TimeoutAction": {"REJECT": 0, "DELAY": 1},
 }
 _MESSAGES: Final = {
     "ModelConfig": (
@@ -47,6 +49,7 @@ _MESSAGES: Final = {
         "7 instance_group InstanceGroup repeated",
         "8 default_model_filename string",
         "11 dynamic_batching DynamicBatching",
+        "15 model_warmup Warmup repeated",
     ),
     "VersionPolicy": ("1 latest Latest oneof", "2 all All oneof", "3 specific Specific oneof"),
     "Latest": ("1 num_versions uint32",),
@@ -58,9 +61,28 @@ _MESSAGES: Final = {
     "DynamicBatching": (
         "1 preferred_batch_size int32 repeated",
         "2 max_queue_delay_microseconds uint64",
+        "4 priority_levels uint64",
+        "5 default_priority_level uint64",
         "6 default_queue_policy QueuePolicy",
     ),
-    "QueuePolicy": ("4 max_queue_size uint32",),
+    "QueuePolicy": (
+        "1 timeout_action TimeoutAction",
+        "2 default_timeout_microseconds uint64",
+        "3 allow_timeout_override bool",
+        "4 max_queue_size uint32",
+    ),
+    "Warmup": (
+        "1 name string",
+        "2 batch_size uint32",
+        "3 inputs WarmupInput map",
+        "4 count uint32",
+    ),
+    "WarmupInput": (
+        "1 data_type DataType",
+        "2 dims int64 repeated",
+        "3 zero_data bool oneof",
+        "4 random_data bool oneof",
+    ),
 }
 
 _ENGINES: Final = {
@@ -249,15 +271,62 @@ def _options(config: Any, file: Path) -> Mapping[str, Any]:
     instances = sum(group.count or 1 for group in config.instance_group)
     if instances > 1:
         options["instances"] = instances
+    if config.model_warmup:
+        options["warmup"] = _warmups(config, batched, file)
     if not batched:
-        return options | {"batch_axis": "none"}
+        return options | {"batch_axis": "none"} | _queue(config.dynamic_batching, file)
     options |= {"batch_axis": "first", "max_batch_size": config.max_batch_size, "limit_rows": True}
     batching = config.dynamic_batching
     if batching.max_queue_delay_microseconds:
         options["max_queue_delay"] = batching.max_queue_delay_microseconds / 1e6
     if batching.preferred_batch_size:
         options["preferred_batch_size"] = list(batching.preferred_batch_size)
+    return options | _queue(batching, file)
+
+
+def _queue(batching: Any, file: Path) -> dict[str, Any]:
+    """Return the options of priorities and of time limits."""
+    options: dict[str, Any] = {}
+    levels, level = batching.priority_levels, batching.default_priority_level
+    if levels or level:
+        if not 1 <= level <= levels:
+            raise CheckpointError(
+                f"is {level}, but priority_levels is {levels}: give one of these levels",
+                file=str(file),
+                field="dynamic_batching.default_priority_level",
+            )
+        options |= {"priority_levels": levels, "default_priority": level}
+    policy = batching.default_queue_policy
+    if policy.timeout_action:
+        raise CheckpointError(
+            "is DELAY, and only REJECT is supported: leave it out",
+            file=str(file),
+            field="default_queue_policy.timeout_action",
+        )
+    if policy.default_timeout_microseconds:
+        options["timeout"] = policy.default_timeout_microseconds / 1e6
     return options
+
+
+def _warmups(config: Any, batched: bool, file: Path) -> list[Mapping[str, Any]]:
+    """Return the option ``warmup``."""
+    found: list[Mapping[str, Any]] = []
+    for one in config.model_warmup:
+        rows = [one.batch_size] if batched else []
+        if batched and not 1 <= one.batch_size <= config.max_batch_size:
+            raise CheckpointError(
+                f"is {one.batch_size}, but max_batch_size is {config.max_batch_size}",
+                file=str(file),
+                field="model_warmup.batch_size",
+            )
+        inputs: list[Mapping[str, Any]] = []
+        for name, given in sorted(one.inputs.items()):
+            # Random texts and whole numbers are not defined by Triton either.
+            spec = {"name": name, "dims": given.dims, "data_type": given.data_type}
+            [described] = _specs([SimpleNamespace(**spec)], False, file)
+            inputs.append({**described, "shape": [*rows, *given.dims], "random": given.random_data})
+        found.append({"inputs": inputs, "count": one.count or 1})
+    return found
 
 
 def _specs(declared: Sequence[Any], batched: bool, file: Path) -> list[Mapping[str, Any]]:

@@ -81,6 +81,6 @@ def _values_of(weight: IntWeight | SmallFloats, rows: slice) -> Floats:
     q = weight.q[rows].astype(np.float32)
     if weight.minima is not None:
         return q * spread(weight.scales) + spread(weight.minima)
-    middle = 0 if weight.bits == 8 else INT4_MIDDLE
+    middle = INT4_MIDDLE if weight.bits == 4 else 0
     zeros = middle if weight.zeros is None else spread(weight.zeros)
     return (q - zeros) * spread(weight.scales)

@@ -151,7 +151,8 @@ class IntWeight:
 
     Attributes:
         name: name of the tensor.
-        bits: 8 (``q`` is int8, and its zero is 0) or 4 (``q`` is uint8, 0 to 15).
+        bits: 8 (``q`` is int8, and its zero is 0), 7 (the same, but from -63 to 63) or 4 (``q`` is uint8,
+            0 to 15).
         q: [outputs, depth].
         group: columns that share a scale; the last group may be shorter.
         scales: [outputs, groups] float32; each value is one that ``scale_type`` holds exactly.
@@ -176,8 +177,8 @@ class IntWeight:
     input_step: float = 0.0
 
     def __post_init__(self) -> None:
-        assert self.bits in (4, 8)
-        assert self.q.dtype == (np.int8 if self.bits == 8 else np.uint8)
+        assert self.bits in (4, 7, 8)
+        assert self.q.dtype == (np.uint8 if self.bits == 4 else np.int8)
         assert self.scales.shape == (self.shape[0], -(-self.shape[1] // self.group))
         assert self.zeros is None or (self.bits == 4 and self.zeros.shape == self.scales.shape)
         assert (self.nested is not None) == (self.scale_type == "F16xI8")

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -85,6 +85,23 @@ class Caller:
     def _flow_name(self) -> str:
         """The name under which the request competes; names of tenants have no slash."""
         return f"{self.tenant.name}/{self.flow}" if self.flow else self.tenant.name
+
+    def again(self, request_id: str) -> "Caller":
+        """Return the caller of a new request that arrives now, with the same times to its deadlines."""
+        now = time.monotonic()
+        return replace(
+            self,
+            request_id=request_id,
+            record={"tenant": self.tenant.name} if self.tenant.name else {},
+            arrived=now,
+            deadline=now + self.deadline - self.arrived,
+            first_token_by=now + self.first_token_by - self.arrived,
+            trace=Trace(),
+            adapter=None,
+            derived=None,
+            cached=None,
+            headers={},
+        )
 
     def marked(self, requests: Sequence[EngineRequest]) -> list[EngineRequest]:
         """Return the requests with the tenant's fields, which the engine needs, and the adapter."""

@@ -33,9 +33,9 @@ ENDPOINT: Final = "response cache"
 """The endpoint of these requests in the models' metrics."""
 _REMOTE_SECONDS: Final = 1.0
 _VECTOR_BYTES: Final = 1 << 20
-"""Of another server's answer, for each text."""
+"""Most bytes of another server's answer, for each text."""
 _CUT_CHARACTERS: Final = 1000
-"""To which texts for another server are cut, which has a limit of its own."""
+"""Characters to which texts for another server are cut; that server has a limit of its own."""
 _NOT_TAKEN: Final = (400, 413, 422)
 """Statuses that say that a text, not the server, is at fault."""
 
@@ -171,7 +171,7 @@ class RemoteEmbedder:
         """Return the vector of each text, as float32; None if the server does not take one of them.
 
         Raises:
-            StoreError: the server cannot be used, or has not answered after so many seconds.
+            StoreError: the server cannot be used, or has not answered after this many seconds.
         """
         body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         request = urllib.request.Request(  # noqa: S310 - the scheme is checked above

@@ -1,9 +1,8 @@
 """The account of work that may prove unwanted, such as an answer to a turn that is not over yet."""
 
-from prometheus_client import Counter
-
 from galley.errors import GalleyError
 from galley.gateway.tenants import Account
+from galley.observe.tally import Countable
 
 
 class Draft(Account):
@@ -21,7 +20,7 @@ class Draft(Account):
         self._begun: list[float] = []
         self._ended: list[float] = []
         self._charged = self._used = 0
-        self._counts: dict[Counter, float] = {}
+        self._counts: dict[Countable, float] = {}
 
     def accept(self) -> None:
         """Charge what was used so far; what follows is charged as it comes.
@@ -87,7 +86,7 @@ class Draft(Account):
         else:
             self._used += tokens
 
-    def count(self, counter: Counter, amount: float) -> None:
+    def count(self, counter: Countable, amount: float) -> None:
         """Implement :meth:`Account.count`."""
         if self._accepted:
             self._account.count(counter, amount)

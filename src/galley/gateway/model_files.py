@@ -1,4 +1,4 @@
-"""Detects whether the files of a served model have changed since it was loaded."""
+"""The files of a served model: where they are, and whether they have changed since it was loaded."""
 
 import hashlib
 import os
@@ -6,6 +6,19 @@ from pathlib import Path
 
 from galley.formats.gguf_file import is_gguf, split_files
 from galley.formats.model_files import files_of_file
+from galley.formats.source import resolve_model
+from galley.gateway.daemon_thread import in_daemon_thread
+from galley.settings.config import Settings
+
+
+async def located(settings: Settings) -> Path:
+    """Return a model's folder or file, after downloading it if it is not on this machine.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be downloaded.
+    """
+    model, revision = settings.model, settings.revision
+    return await in_daemon_thread(lambda: resolve_model(model, revision=revision))
 
 
 def fingerprint(folder: Path) -> str:

@@ -6,7 +6,6 @@ the memory, the least recently used one is unloaded; a model with requests never
 
 import asyncio
 import logging
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -29,8 +28,6 @@ _FOLDERS: Final = re.compile(r"(?<![\w./-])/(?:[^/:;,'\"()\n]+/)+")
 """Matches the folders of a path in an error, up to the file's name."""
 
 _LOOK_SECONDS: Final = 0.25
-_PROMISED_SECONDS: Final = 1.0
-"""Minimum seconds for which a model stays loaded, so that the request that loaded it can start."""
 
 
 class OnRequest:
@@ -70,7 +67,7 @@ class OnRequest:
             EngineFailed: it cannot be loaded; the error states why.
             Draining: the server is stopping.
         """
-        model.used = time.monotonic()
+        model.kept.use()
         while not model.is_loaded:
             load = self._loads.get(model) or self._begin(model)
             left = max(0.0, deadline - time.monotonic())
@@ -86,7 +83,7 @@ class OnRequest:
                 raise MemoryPressure(str(error), retry_after=error.retry_after)
             if error is not None:
                 raise EngineFailed(f"{model.name} cannot be loaded: {_without_folders(str(error))}")
-            model.used = time.monotonic()
+            model.kept.use()
 
     async def close(self) -> None:
         """Stop loading and unloading. The models stay as they are. Idempotent."""
@@ -117,8 +114,8 @@ class OnRequest:
             return error
         except MemoryError:
             return EngineFailed("out of memory")
-        model.used = time.monotonic()
-        log.info("%s was loaded on request in %.2f s", model.name, model.used - began)
+        model.kept.use()
+        log.info("%s was loaded on request in %.2f s", model.name, model.kept.used - began)
         return None
 
     async def _fits(self, model: ServedModel) -> bool:
@@ -138,9 +135,9 @@ class OnRequest:
             MemoryPressure: every model had requests until the time ``until``.
         """
         while time.monotonic() < until:
-            idle = [m for m in self._loaded() if not m.busy and _unused_for(m) >= _PROMISED_SECONDS]
+            idle = [m for m in self._loaded() if not m.busy and m.kept.may_be_unloaded]
             if idle:
-                least = min(idle, key=lambda m: m.used)
+                least = min(idle, key=lambda m: m.kept.used)
                 log.info("unloading %s to make room for %s", least.name, model.name)
                 await least.unload()
                 return
@@ -153,12 +150,12 @@ class OnRequest:
         )
 
     async def _unload_unused(self) -> None:
-        """Unload, in an endless loop, models that were unused for their ``keep_alive``, or that failed."""
+        """Unload, in an endless loop, models that were unused long enough, or that failed."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for model in self._loaded():
                 if model.busy:
-                    model.used = time.monotonic()
+                    model.kept.use()
                 elif _is_over(model) and not self._turn.locked():
                     # Load nothing in the meantime, since this model may be the next one requested.
                     async with self._turn:
@@ -171,12 +168,7 @@ class OnRequest:
 
 def _is_over(model: ServedModel) -> bool:
     """Return whether a loaded model was unused for as long as it is kept, or its engine has failed."""
-    kept = math.inf if model.keep_alive < 0 else max(model.keep_alive, _PROMISED_SECONDS)
-    return model.state == "failed" or _unused_for(model) >= kept
-
-
-def _unused_for(model: ServedModel) -> float:
-    return time.monotonic() - model.used
+    return model.state == "failed" or model.kept.is_over
 
 
 def _without_folders(message: str) -> str:

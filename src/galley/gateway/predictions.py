@@ -32,8 +32,13 @@ class Prediction:
         """
         self._call = call
         self._whole = False
+        caller, tensors = call.caller, call.info.tensors
+        if tensors is not None:
+            priority = tensors.priority(priority)
+            if tensors.timeout:
+                caller.deadline = min(caller.deadline, caller.arrived + tensors.timeout)
         self._request = predict_request(
-            inputs, outputs, call.info, request_id=call.caller.request_id, priority=priority
+            inputs, outputs, call.info, request_id=caller.request_id, priority=priority
         )
         self._closed = False
 

@@ -282,7 +282,7 @@ class Registry(ModelNames):
         """
         model, _ = self._checked(name, task, caller)
         if model.is_loaded or self.is_loading(model):
-            model.keep_for(0)
+            model.kept.keep_for(0)
         return model
 
     def _checked(

@@ -2,27 +2,24 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from galley.cache.response_cache import ResponseCache
 from galley.errors import Conflict, EngineFailed, EngineNotReady, RequestError, UnknownModel
 from galley.formats.model_repository import is_in_repository, version_of
-from galley.formats.source import resolve_model
 from galley.gateway.adapters import ServedAdapters
 from galley.gateway.backend import Backend, BackendLoading
 from galley.gateway.caller import Caller
-from galley.gateway.daemon_thread import in_daemon_thread
 from galley.gateway.default_name import default_name
+from galley.gateway.kept import Kept
 from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.gateway.make_submitter import MakeSubmitter, make_submitter
 from galley.gateway.memory_plans import MemoryPlans
 from galley.gateway.memory_watch import MemoryWatch
-from galley.gateway.model_files import fingerprint
+from galley.gateway.model_files import fingerprint, located
 from galley.gateway.retired import RetiredBackends, until_unused
 from galley.observe.metrics import Metrics
 from galley.service.releases import merged
@@ -46,10 +43,8 @@ class ServedModel:
         adapters: LoRA adapters that requests may name.
         memory: refuses new requests when memory is nearly used up.
         on_request: whether it is loaded on request, and unloaded when unused.
-        keep_alive: seconds after its last request until it is unloaded, if it is loaded on request; below
-            0: never.
         tasks: its tasks; None before it is loaded for the first time.
-        used: when it was last observed in use, on the monotonic clock.
+        kept: how long it stays loaded after its last request, if it is loaded on request.
         ledger: its memory plan, once known.
         withdrawn: why it answers no requests although the server runs; None: it does.
         recorder: writes the record of its traffic; None: there is none.
@@ -87,8 +82,7 @@ class ServedModel:
         self.metrics = metrics.model(self.name, self)
         self.adapters = ServedAdapters(settings.adapter_paths)
         self.on_request = settings.load_on_request
-        self.keep_alive = settings.model_keep_alive
-        self.used = time.monotonic()
+        self.kept = Kept(settings.model_keep_alive)
         self.tasks: tuple[Task, ...] | None = None
         self.ledger: Ledger | None = None
         self.withdrawn: str | None = None
@@ -125,7 +119,7 @@ class ServedModel:
         if (backend := self._backend) is None:
             return
         self._backend = None
-        self.keep_for(None)  # a request's keep-alive ends with this load
+        self.kept.keep_for(None)  # a request's keep-alive ends with this load
         self._earlier_restarts += backend.engine.restarts
         await backend.close()
         self._plans.forget(self.name)
@@ -176,21 +170,10 @@ class ServedModel:
                 f"POST /v2/repository/models/{self.base_name}/load loads it"
             )
 
-    def keep_for(self, seconds: float | None) -> None:
-        """Set how long the model stays loaded after its last request, if it is loaded on request.
-
-        Args:
-            seconds: below 0: forever; None: the default from the settings.
-        """
-        self.keep_alive = self.settings.model_keep_alive if seconds is None else seconds
-
     @property
     def expires_at(self) -> int | None:
         """Unix time at which the model will be unloaded if it stays unused; None: never."""
-        if not self.on_request or not 0 <= self.keep_alive < math.inf:
-            return None
-        unused = 0.0 if self.busy else time.monotonic() - self.used
-        return int(time.time() - unused + self.keep_alive)
+        return self.kept.expires_at(busy=self.busy) if self.on_request else None
 
     @property
     def is_loaded(self) -> bool:
@@ -234,7 +217,7 @@ class ServedModel:
             before = self.settings
             self.settings = replace(before, **(settings or {}))
             same = only_if_changed and self.settings == before
-            if same and old.files == fingerprint(await self._resolve()):
+            if same and old.files == fingerprint(await located(self.settings)):
                 return False
             changed = "".join(f", {name}={value}" for name, value in (settings or {}).items())
             log.info("%s: loading it again%s", self.name, changed)
@@ -247,10 +230,6 @@ class ServedModel:
             self._retired.add(old)
         log.info("%s is served from the new files", self.name)
         return True
-
-    async def _resolve(self) -> Path:
-        model, revision = self.settings.model, self.settings.revision
-        return await in_daemon_thread(lambda: resolve_model(model, revision=revision))
 
     async def _load(
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
@@ -267,7 +246,7 @@ class ServedModel:
                 on_ledger(ledger)
 
         began = time.monotonic()
-        folder = await self._resolve()
+        folder = await located(self.settings)
         phase_ended("resolve", time.monotonic() - began)
         loading = BackendLoading(
             settings=self.settings,
@@ -387,7 +366,7 @@ class ServedModel:
 
     @property
     def releases(self) -> Sequence[ReleaseStatus]:
-        """What each release of the model has to do; empty without releases."""
+        """The pending work of each release of the model; empty without releases."""
         backends = [*self._retired, *([] if self._backend is None else [self._backend])]
         return merged([backend.engine.releases for backend in backends])
 

@@ -39,7 +39,7 @@ class Submitter(Protocol):
 
     @property
     def releases(self) -> Sequence[ReleaseStatus]:
-        """What each release of the model has to do; empty without releases."""
+        """The pending work of each release of the model; empty without releases."""
 
     @property
     def engine_pids(self) -> Sequence[int]:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final, get_args
 
-from prometheus_client import Counter
-
 from galley.errors import RateLimited, RequestError, SettingsError
 from galley.gateway.key_file import (
     KeyTable,
@@ -18,6 +16,7 @@ from galley.gateway.key_file import (
     read_key_file,
 )
 from galley.gateway.rates import Bucket, LastMinute
+from galley.observe.tally import Countable
 from galley.settings.cache import CacheMode, check_mode
 from galley.settings.config import Settings
 
@@ -132,7 +131,7 @@ class Account:
         """Count tokens of the last minute."""
         self.recent_tokens.add(tokens)
 
-    def count(self, counter: Counter, amount: float) -> None:
+    def count(self, counter: Countable, amount: float) -> None:
         """Count usage in one of the tenant's metrics."""
         counter.inc(amount)
 

@@ -17,7 +17,7 @@ from galley.types.model_info import ModelInfo
 
 @dataclass(frozen=True, eq=False)
 class TextParts:
-    """What turns text into token ids and back.
+    """The parts that turn text into token ids and back.
 
     Attributes:
         pool: the workers that render and encode.

@@ -62,7 +62,7 @@ async def turn_end(
 
 
 async def _probability(call: Call, prompt: list[int], closed: list[int]) -> float:
-    """Return the probability of the message's end, where ``closed`` goes on after ``prompt``.
+    """Return the probability of the message's end, where ``closed`` continues after ``prompt``.
 
     If the tokenizer joins the message's last characters with what the template writes after them, the
     question is which of the two tokens follows: the one that ends the message, or the one that does not.
@@ -90,4 +90,4 @@ async def _probability(call: Call, prompt: list[int], closed: list[int]) -> floa
             if not rest:
                 return ends
             return ends / (ends + math.exp(min(0.0, top.get(rest[0], least))))
-    raise GalleyError("the language model gave no probabilities")
+    raise GalleyError("the language model returned no probabilities")

@@ -359,6 +359,7 @@ _OPS: Final[Mapping[str, Signature]] = {
     ),
     "causal_conv": Signature(
         1,
+        columnwise=True,
         weights=_WEIGHT,
         optional=_BIAS,
         attrs=("state", "size"),

@@ -1,4 +1,4 @@
-"""What experiments measure with: this machine's rates, engines with changed settings, and repeats."""
+"""The means of experiments: this machine's rates, engines with changed settings, and repeats."""
 
 import dataclasses
 import functools

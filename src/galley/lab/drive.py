@@ -60,7 +60,7 @@ class Driven:
 def greedy(
     engine: Engine, prompts: Sequence[list[int]], outputs: Sequence[int]
 ) -> list[EngineRequest]:
-    """Return requests of exactly so many tokens each, the likeliest ones."""
+    """Return requests of exactly this many tokens each, the likeliest ones."""
     return [
         expand(
             prompt,

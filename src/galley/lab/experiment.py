@@ -1,4 +1,4 @@
-"""What an experiment is, and what it finds."""
+"""Experiments and their findings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

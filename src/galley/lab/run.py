@@ -35,7 +35,7 @@ _MODULES_OF: Final = {
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an experiment.
+    """The outcome of an experiment.
 
     Attributes:
         finding: what it found; None: it could not be run.
@@ -115,7 +115,7 @@ def _outcome(name: str, lab: Lab) -> Outcome:
 
 
 def find(name: str, lab: Lab) -> Outcome:
-    """Run an experiment. Whatever is raised ends this one alone: the others may go on for minutes."""
+    """Run an experiment. An exception ends only this one: the others may still take minutes."""
     try:
         finding = experiment_of(name).run(lab)
     except GalleyError as error:

@@ -1,4 +1,4 @@
-"""What both sides of a connection between machines need: the token, and certificates for TLS."""
+"""The credentials of both sides of a connection between machines: the token, and certificates for TLS."""
 
 import ssl
 from dataclasses import dataclass

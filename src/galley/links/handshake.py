@@ -95,7 +95,7 @@ class Seals:
         self._sent += 1
         return seal(self._sends, self._sent - 1, *parts)
 
-    def check(self, body: "bytes | bytearray", sealed: "bytes | bytearray") -> None:
+    def check(self, body: "bytes | bytearray | memoryview", sealed: "bytes | bytearray") -> None:
         """Raise BadFrame unless this is the next frame of the other side, and the hash that follows it."""
         if not hmac.compare_digest(seal(self._receives, self._received, body), sealed):
             raise BadFrame("a frame was changed on its way")
@@ -162,8 +162,8 @@ def _written(frame: Hello | Proof) -> bytes:
 def _read(kind: type[Frame]) -> "Generator[int, bytes | bytearray, Frame]":
     (length,) = LENGTH.unpack((yield LENGTH.size))
     if length > _GREETING_BYTES:
-        raise BadFrame("the other side is no Galley: its first frame is too large")
+        raise BadFrame("the other side is not Galley: its first frame is too large")
     try:
         return msgspec.msgpack.decode((yield length), type=kind)
     except msgspec.DecodeError as error:
-        raise BadFrame("the other side is no Galley") from error
+        raise BadFrame("the other side is not Galley") from error

@@ -51,6 +51,10 @@ class SealedSocket:
         """End the connection from any thread: the one that uses it then gets an OSError."""
         hang_up(self._socket)
 
+    def detach(self) -> tuple[socket.socket, Seals]:
+        """Return what the connection consists of, for use by somebody else."""
+        return self._socket, self._seals
+
     def shake_hands(self, handshake: Handshake) -> None:
         """Take the steps of this side's handshake, and raise its errors.
 

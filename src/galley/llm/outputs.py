@@ -93,7 +93,7 @@ class RequestOutput:
 
 
 class ChatDelta(Delta, frozen=True, kw_only=True):
-    """What one engine output adds to a chat answer.
+    """The part of a chat answer that one engine output adds.
 
     Attributes:
         text: text of the answer, with neither thinking nor calls.

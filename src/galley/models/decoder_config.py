@@ -1,4 +1,4 @@
-"""What distinguishes dense decoders, as the families read it from `config.json`."""
+"""The differences between dense decoders, as the families read them from `config.json`."""
 
 from dataclasses import dataclass, replace
 from typing import Final

@@ -119,7 +119,7 @@ class EngineTotals:
     def observe(self, replica: ReplicaStatus) -> None:
         """Record a snapshot. Called after each step, so that little is lost when an engine dies."""
         totals = self.of(replica)
-        # The counters of a remote replica go on when the connection to it is lost.
+        # The counters of a remote replica continue when the connection to it is lost.
         restarts = 0 if replica.remote else replica.restarts
         if totals.observe(replica.stats, restarts):
             self.batch_sequences.observe(replica.stats.batch_sequences)
@@ -127,7 +127,10 @@ class EngineTotals:
 
     def of(self, replica: ReplicaStatus) -> ReplicaTotals:
         """Return the totals of a replica."""
-        return self._replicas.setdefault(replica.name, ReplicaTotals())
+        totals = self._replicas.get(replica.name)
+        if totals is None:
+            totals = self._replicas[replica.name] = ReplicaTotals()
+        return totals
 
     def total(self, field: str) -> float:
         """Return the total over all engines so far; ``field`` is a counter of EngineStats."""
@@ -191,6 +194,11 @@ class EngineCollector(Collector):
         restarts = CounterMetricFamily(
             "galley_engine_restarts", "Engine restarts", labels=["model"]
         )
+        killed = CounterMetricFamily(
+            "galley_engine_killed_starts",
+            "Engines that were killed while loading",
+            labels=["model"],
+        )
         ready = _gauge("galley_engine_ready", "1 if the engine accepts requests, else 0")
         running = _gauge("galley_requests_running", "Sequences running")
         waiting = _gauge("galley_requests_waiting", "Sequences waiting")
@@ -199,6 +207,7 @@ class EngineCollector(Collector):
         prefixes = _gauge("galley_prefix_disk_bytes", "Bytes of the files in prefix_cache_dir")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
+            killed.add_metric([model], sum(one.killed_starts for one in engine.engine.replicas))
             if (is_ready := engine.engine.is_ready) is not None:
                 ready.add_metric([model], float(is_ready))
             stats = engine.engine.stats
@@ -207,7 +216,7 @@ class EngineCollector(Collector):
             adapters.add_metric([model], stats.adapters_loaded)
             experts.add_metric([model], stats.expert_cache_bytes)
             prefixes.add_metric([model], stats.prefix_disk_bytes)
-        yield from (restarts, ready, running, waiting, adapters, experts, prefixes)
+        yield from (restarts, killed, ready, running, waiting, adapters, experts, prefixes)
 
     def _replicas(self) -> Iterator[Metric]:
         ready = _gauge(

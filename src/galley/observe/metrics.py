@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from galley.observe.engines import EngineCollector, EngineTotals, ServedEngine
 from galley.observe.resources import ResourceCollector
 from galley.observe.responses import ResponseFamilies, ResponseMetrics, StoreCollector, WatchedStore
-from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Tally, TallyFamily
+from galley.observe.tally import FACTORS, SECONDS, TOKEN_SECONDS, Sum, SumFamily, Tally, TallyFamily
 from galley.observe.tenants import TenantMetrics
 from galley.observe.vllm_names import VllmNamesCollector
 from galley.types.engine_stats import ReplicaStatus
@@ -124,7 +124,7 @@ class ModelMetrics:
         self.tenants = tenants
         self.responses = responses
         self.inter_token: Tally = families.inter_token.labels(name)
-        self.generated: Counter = families.generated_tokens.labels(name)
+        self.generated: Sum = families.generated_tokens.labels(name)
         self._name = name
         self._families = families
         self._engine = engine
@@ -243,7 +243,8 @@ class _Families:
         self.cached_tokens = counter(
             "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"
         )
-        self.generated_tokens = counter("galley_generated_tokens", "Tokens generated")
+        self.generated_tokens = SumFamily("galley_generated_tokens", "Tokens generated", ["model"])
+        registry.register(self.generated_tokens)
         self.audio = counter("galley_audio_seconds", "Audio transcribed", "endpoint")
         self.real_time = histogram(
             "galley_audio_real_time_factor",

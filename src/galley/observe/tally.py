@@ -1,11 +1,11 @@
-"""Histograms that cost a fraction of a microsecond per observation, so that every token can be observed."""
+"""Counters and histograms that cost a fraction of a microsecond, so that every token can be counted."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Protocol
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -21,6 +21,53 @@ COUNTS: Final = tuple(2**power for power in range(15))
 
 FACTORS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5)
 """Bucket bounds for seconds of work per second of audio."""
+
+
+class Countable(Protocol):
+    """What counts: a :class:`Sum`, or a counter of ``prometheus_client``."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount, which is not negative."""
+
+
+class Sum:
+    """One counter. Not thread-safe, unlike :class:`prometheus_client.Counter`, which takes a lock.
+
+    Attributes:
+        value: the sum of all amounts.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount, which is not negative."""
+        self.value += amount
+
+
+class SumFamily(Collector):
+    """The sums of one metric, by the values of its labels."""
+
+    def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
+        self._name, self._help, self._labels = name, help, labels
+        self._sums: dict[tuple[str, ...], Sum] = {}
+
+    def labels(self, *values: str) -> Sum:
+        """Return the sum with these label values, creating it if needed."""
+        found = self._sums.get(values)
+        if found is None:
+            found = self._sums[values] = Sum()
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        """See :class:`prometheus_client.registry.Collector`."""
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, one in self._sums.items():
+            family.add_metric(values, one.value)
+        yield family
 
 
 class Tally:

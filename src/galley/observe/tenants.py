@@ -4,6 +4,8 @@ from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from galley.observe.tally import Sum, SumFamily
+
 TokenKind: TypeAlias = Literal["prompt", "cached", "generated"]
 
 
@@ -17,7 +19,10 @@ class TenantMetrics:
         self._requests = counter(
             "galley_tenant_requests", "HTTP requests answered, by tenant and status", "status"
         )
-        self._tokens = counter("galley_tenant_tokens", "Tokens of requests, by tenant", "kind")
+        self._tokens = SumFamily(
+            "galley_tenant_tokens", "Tokens of requests, by tenant", ["tenant", "kind"]
+        )
+        registry.register(self._tokens)
         self._cost = counter("galley_tenant_cost", "Cost on the receipts of requests, by tenant")
         self._limited = counter(
             "galley_tenant_rate_limited", "Requests rejected by a tenant's limit", "limit"
@@ -45,7 +50,7 @@ class TenantMetrics:
         """Return the counter of the costs on receipts."""
         return self._cost.labels(tenant)
 
-    def counter(self, tenant: str, kind: TokenKind) -> Counter:
+    def counter(self, tenant: str, kind: TokenKind) -> Sum:
         """Return the counter of one kind of token; "cached" tokens are also counted as "prompt"."""
         return self._tokens.labels(tenant, kind)
 

@@ -1,10 +1,11 @@
-"""How the ranks of a model exchange rows: a communicator of each, over memory that all have mapped."""
+"""How the ranks of a model exchange rows: a communicator of each, over memory that all on a machine map."""
 
 import mmap
 import os
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from galley import _native
 from galley.machine import nameless_file
@@ -24,18 +25,29 @@ bound is for what neither sees.
 
 
 def memory_bytes(ranks: int, slot_bytes: int) -> int:
-    """Return the bytes of the memory that so many ranks share."""
+    """Return the bytes of the memory that this many ranks share."""
     return Communicator.bytes(ranks, slot_bytes)
 
 
 def new_memory(ranks: int, slot_bytes: int) -> int:
-    """Return the descriptor of zeroed memory for so many ranks."""
+    """Return the descriptor of zeroed memory for this many ranks."""
     file = nameless_file("galley-tensor-parallel")
     os.ftruncate(file, memory_bytes(ranks, slot_bytes))
     return file
 
 
+def mapped_memory(file: int, ranks: int, slot_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return the memory of a descriptor, which may then be closed; -1: memory of this process alone."""
+    return np.frombuffer(mmap.mmap(file, memory_bytes(ranks, slot_bytes)), np.uint8)
+
+
+def communicator_over(
+    memory: npt.NDArray[np.uint8], rank: int, ranks: int, slot_bytes: int
+) -> Communicator:
+    """Return a rank's communicator over memory."""
+    return Communicator(memory, rank, ranks, slot_bytes, TIMEOUT_MS)
+
+
 def communicator(file: int, rank: int, ranks: int, slot_bytes: int) -> Communicator:
     """Return a rank's communicator over the memory of a descriptor, which may then be closed."""
-    memory = mmap.mmap(file, memory_bytes(ranks, slot_bytes))
-    return Communicator(np.frombuffer(memory, np.uint8), rank, ranks, slot_bytes, TIMEOUT_MS)
+    return communicator_over(mapped_memory(file, ranks, slot_bytes), rank, ranks, slot_bytes)

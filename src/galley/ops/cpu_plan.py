@@ -1,4 +1,4 @@
-"""What the native executor decides before a weight is read: weight types, passes, memory, costs."""
+"""The native executor's decisions before a weight is read: weight types, passes, memory, costs."""
 
 import os
 from collections.abc import Collection, Mapping

@@ -201,7 +201,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @runtime_checkable
 class BlockAccess(Protocol):
-    """What an executor can do whose KV blocks can be stored elsewhere.
+    """The further methods of an executor whose KV blocks can be stored elsewhere.
 
     Blocks that no step uses meanwhile may be copied on any thread.
     """
@@ -221,7 +221,7 @@ class BlockAccess(Protocol):
 
 @runtime_checkable
 class WeightChecking(Protocol):
-    """What an executor can do whose packed weights are on disk, with checksums."""
+    """The further methods of an executor whose packed weights are on disk, with checksums."""
 
     def check_weights(self) -> None:
         """Check them again, since logits were NaN; not more often than once a minute.
@@ -234,7 +234,7 @@ class WeightChecking(Protocol):
 
 @runtime_checkable
 class Closable(Protocol):
-    """What an executor can do that holds more than memory."""
+    """The further method of an executor that holds more than memory."""
 
     def close(self) -> None:
         """End other processes. No step may be computed afterwards."""

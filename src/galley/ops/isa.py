@@ -35,7 +35,7 @@ def cpus_to_pin(threads: int) -> list[int]:
 
 @contextmanager
 def naming(threads: int | None) -> Iterator[None]:
-    """Turn the error of a system that cannot start so many threads into one that names the setting.
+    """Turn the error of a system that cannot start this many threads into one that names the setting.
 
     Raises:
         SettingsError: the system cannot start ``threads`` threads.

@@ -70,8 +70,8 @@ class Header(msgspec.Struct, frozen=True):
         layout_version: the writer's ``_native.LAYOUT_VERSION``.
         folder: folder of the checkpoint that the writer packed.
         outline, content: those of its weight files; see :class:`galley.formats.checkpoint.Checkpoint`.
-        kind: float32, bf16, f16, int8 or int4: weight type that dense matrices were converted to, except
-            for those with a separately chosen type.
+        kind: weight type that dense matrices were converted to, except for those with a separately chosen
+            type.
         entries: one after another, without gaps.
     """
 

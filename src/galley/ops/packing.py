@@ -23,7 +23,7 @@ from galley.formats.weights import (
 )
 from galley.ops.packed_files import Bytes, Key, Names
 from galley.ops.weight_cache import WeightCache
-from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
+from galley.quant.rtn import QUANTIZERS, not_finite
 from galley.types.weight_dtypes import WEIGHT_DTYPES
 
 _GROUP_MULTIPLE: Final = 16
@@ -178,7 +178,7 @@ def pack(parts: Sequence[Weight], kind: WeightKind, *, threads: int = 1) -> _nat
     Args:
         parts: tensors of one depth. Integer tensors of this type are packed as they are; those of other
             types are first converted to the floats that they represent.
-        kind: float32, bf16, f16, int8 or int4. Dense tensors are rounded to nearest, as in
+        kind: of a type that executor "cpu" runs. Dense tensors are rounded to nearest, as in
             ``quant/rtn.py``.
         threads: number of threads that pack.
 
@@ -210,7 +210,7 @@ def _integers(part: Weight, kind: WeightKind) -> IntWeight:
     if isinstance(part, BlockWeight | SmallFloats):
         raise _no_kernel(part.name, part.kind)
     if isinstance(part, DenseWeight):
-        return quantize_int8(part) if kind.name == "int8" else quantize_int4(part)
+        return QUANTIZERS[kind.name](part)
     assert part.kind == kind, (part.name, part.kind, kind)
     return part
 

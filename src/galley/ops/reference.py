@@ -42,7 +42,7 @@ from galley.ops.reference_ranks import Communicator
 from galley.ops.reference_step import Step, places_in
 from galley.ops.sampling import Logits, SamplingBatch, StepResult, sample
 from galley.ops.tiles import Tiles
-from galley.quant.rtn import Quantize, not_finite, quantize_int4, quantize_int8
+from galley.quant.rtn import QUANTIZERS, not_finite
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import ExpertCosts, StepCosts
 
@@ -54,7 +54,6 @@ _TORCH_TYPES: Final[Mapping[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
 }
 _HALVES: Final[Mapping[str, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torch.float16}
-_QUANTIZERS: Final[Mapping[str, Quantize]] = {"int8": quantize_int8, "int4": quantize_int4}
 
 
 class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
@@ -147,8 +146,8 @@ class ReferenceExecutor(ReferenceOps, SynchronousExecutor):
             raise UnsupportedModel(
                 f"tensor {weight.name} is kept as {weight.kind}, which executor 'reference' cannot read"
             )
-        if isinstance(weight, DenseWeight) and kind is not None and kind.name in _QUANTIZERS:
-            weight = _QUANTIZERS[kind.name](weight)
+        if isinstance(weight, DenseWeight) and kind is not None and kind.name in QUANTIZERS:
+            weight = QUANTIZERS[kind.name](weight)
         if isinstance(weight, IntWeight):
             values = torch.from_numpy(dequantize(weight))
         else:

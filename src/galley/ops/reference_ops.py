@@ -215,8 +215,8 @@ class ReferenceOps(RankOps):
         ]
 
     def _causal_conv(self, op: Op, step: Step, inputs: list[Tiles]) -> Tiles:
-        weight = self._weights[op.tensor("weight")].float().flatten(1)
-        bias = self._weights[op.tensor("bias")].float() if "bias" in op.weights else None
+        weight = self.joined(op, "weight").float().flatten(1)
+        bias = self.joined(op, "bias").float() if "bias" in op.weights else None
         kernel = functools.partial(causal_sum, weight=weight, bias=bias)
         return [silu(tile).to(self._dtype) for tile in self._recur(op, step, kernel, inputs)]
 

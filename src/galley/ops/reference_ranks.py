@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class Communicator(Protocol):
-    """What exchanges rows with the other ranks."""
+    """Exchanges rows with the other ranks."""
 
     @property
     def rank(self) -> int:

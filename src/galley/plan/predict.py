@@ -46,7 +46,7 @@ class Prediction:
         step: seconds of a decode step of all requests. No times include reads of experts from disk.
         ttft, tpot: seconds to the first token, and between tokens, with prompts of others in between.
         bound: the limit that takes most of the time, prompts included.
-        tokens_per_second, requests_per_second: in all; tokens are output tokens.
+        tokens_per_second, requests_per_second: totals; tokens are output tokens.
         cost: US dollars for a million output tokens; None without a price.
 
     Where no output is requested, ``ttft`` is until a text's vector or score, and tokens are those of texts.
@@ -146,7 +146,7 @@ def predict(
 
 
 def _cost(machine: Machine, tokens: float) -> float | None:
-    """Return the cost of a million tokens at so many a second; None: the machine has no price."""
+    """Return the cost of a million tokens at this many a second; None: the machine has no price."""
     return None if machine.price is None else machine.price / 3600 / tokens * 1e6
 
 
@@ -197,7 +197,7 @@ def cheapest(predictions: Sequence[Prediction], goal: Goal) -> Prediction | None
 
 
 def _bound(steps: Sequence[tuple[Step, int]]) -> Bound:
-    """Return the limit that takes most seconds of steps, each taken so many times."""
+    """Return the limit that takes most seconds of steps, each taken the given number of times."""
     total: dict[Bound, float] = {}
     for step, times in steps:
         for cause, seconds in step.causes.items():

@@ -161,7 +161,7 @@ class ModelSizes:
         )
 
     def weights_read(self, rows: int) -> int:
-        """Return the bytes of weights that a step of so many rows reads."""
+        """Return the bytes of weights that a step of this many rows reads."""
         return self.step_weights + self.experts.further(rows)
 
     @property

@@ -53,7 +53,7 @@ class Shares:
         )
 
     def arithmetic_of(self, rows: int) -> float:
-        """Return the share of a step with so many rows."""
+        """Return the share of a step with this many rows."""
         below = [point for point in self.arithmetic if point[0] <= rows]
         above = [point for point in self.arithmetic if point[0] > rows]
         if not below or not above:

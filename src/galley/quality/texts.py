@@ -50,7 +50,7 @@ class Texts:
 def read_texts(
     llm: LLM, path: Path, *, context: int, tokens: int, mark_answers: bool = False
 ) -> Texts:
-    """Read the beginning of a file, up to so many tokens.
+    """Read the beginning of a file, up to this many tokens.
 
     A file that ends in .jsonl has a text on each line: ``{"text": ...}``, a chat log ``{"messages": ...}``,
     or a question with its answer, ``{"prompt": ..., "answer": ...}``. Any other is one text in UTF-8.
@@ -59,7 +59,7 @@ def read_texts(
         llm: its tokenizer and chat template turn the file into tokens.
         path: the file.
         context: tokens of a window at most.
-        tokens: in all.
+        tokens: total number.
         mark_answers: mark the assistant's tokens; windows that have none are left out.
 
     Raises:

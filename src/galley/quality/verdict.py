@@ -5,7 +5,7 @@ from typing import Final
 from galley.calibration.gate import figures_of
 from galley.quality.compare import Measured
 from galley.settings.quality_gate import QualityGate
-from galley.types.weight_dtypes import INTEGERS
+from galley.types.weight_dtypes import INTEGERS, SIZES
 
 LIMITS: Final = QualityGate.parse("kl=0.02,top1=0.97")
 """The gate that the documentation recommends: above it, answers of small models change visibly."""
@@ -38,4 +38,4 @@ def _remedy(measured: Measured) -> str:
 def _next_wider(weights: str) -> str | None:
     """Return the integer type with the next more bits; None: there is none."""
     wider = INTEGERS[: INTEGERS.index(weights)] if weights in INTEGERS else ()
-    return wider[-1] if wider else None
+    return next((name for name in reversed(wider) if name in SIZES), None)

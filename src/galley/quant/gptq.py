@@ -84,10 +84,10 @@ def corrected(
         factor: factor of the actual inputs' inverse Hessian, with columns in ``order``.
         order: order of these columns.
     """
-    drift = np.linalg.multi_dot([matrix, missed.T, inputs])
     ordered = np.empty_like(factor)
     ordered[:, order] = factor
-    made_up: Floats = np.linalg.multi_dot([drift, ordered.T, ordered])
+    # Which order is the cheapest depends on whether the matrix has more outputs or columns.
+    made_up: Floats = np.linalg.multi_dot([matrix, missed.T, inputs, ordered.T, ordered])
     made_up += matrix
     return made_up
 

@@ -22,7 +22,7 @@ def input_group(kind: WeightKind, depth: int) -> int:
     group size, unless there is only one group.
     """
     group = kind.group or depth
-    columns = min(-(-group // 16) * 16, 64 if kind.name == "int8" else 128)
+    columns = min(-(-group // 16) * 16, 128 if kind.name == "int4" else 64)
     while group < depth and group % columns:
         columns -= 16
     return columns

@@ -1,7 +1,7 @@
 """Round to nearest: each weight becomes the closest integer step, without calibration."""
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -14,7 +14,13 @@ GROUPS: Final = (128, 64, 32)
 """Possible numbers of columns that share a scale, largest first."""
 _CHUNK_ELEMENTS: Final = 1 << 22
 
-Quantize: TypeAlias = Callable[[DenseWeight], IntWeight]
+
+class Quantize(Protocol):
+    """Rounds a matrix to nearest."""
+
+    def __call__(self, weight: DenseWeight, *, group: int = 0) -> IntWeight:
+        """Return the matrix in groups of this many columns; 0: see :func:`default_group`."""
+        ...
 
 
 def not_finite(weight: DenseWeight | IntWeight) -> UnsupportedModel:
@@ -37,18 +43,28 @@ def quantize_int8(weight: DenseWeight, *, group: int = 0) -> IntWeight:
     Raises:
         UnsupportedModel: a value is infinite or NaN.
     """
+    return _in_bytes(weight, 8, group)
+
+
+def quantize_int7(weight: DenseWeight, *, group: int = 0) -> IntWeight:
+    """Quantize as :func:`quantize_int8`, but the largest magnitude of a group becomes 63."""
+    return _in_bytes(weight, 7, group)
+
+
+def _in_bytes(weight: DenseWeight, bits: int, group: int) -> IntWeight:
     values = _finite(weight, to_float32(weight))
     depth = values.shape[1]
     group = group or default_group(depth)
+    most = np.float32((1 << (bits - 1)) - 1)
     q = np.empty(values.shape, np.int8)
     scales = np.empty((len(values), -(-depth // group)), np.float32)
     for rows in _chunks(values):
         grouped = _grouped(values[rows], group)
-        scale = as_bf16(np.abs(grouped).max(axis=2) / np.float32(127))
+        scale = as_bf16(np.abs(grouped).max(axis=2) / most)
         steps = np.rint(grouped * _inverse(scale)[:, :, None])
         q[rows] = steps.reshape(len(grouped), -1)[:, :depth]
         scales[rows] = scale
-    return IntWeight(weight.name, 8, q, group, scales, None, "BF16")
+    return IntWeight(weight.name, bits, q, group, scales, None, "BF16")
 
 
 def quantize_int4(weight: DenseWeight, *, group: int = 0, symmetric: bool = True) -> IntWeight:
@@ -88,11 +104,19 @@ def default_group(depth: int) -> int:
 def rounded_kind(weight_dtype: str, depth: int) -> WeightKind:
     """Return the weight type of a dense matrix of ``depth`` columns under the setting ``weight_dtype``.
 
-    The setting is float32, bf16, f16, int8 or int4.
+    The setting is one of :data:`galley.types.weight_dtypes.RUNNABLE`.
     """
     known = WEIGHT_DTYPES[weight_dtype]
     group = default_group(depth) if known.grouped else 0
     return WeightKind(weight_dtype, group if group < depth else 0, known.scales)
+
+
+QUANTIZERS: Final[Mapping[str, Quantize]] = {
+    "int8": quantize_int8,
+    "int7": quantize_int7,
+    "int4": quantize_int4,
+}
+"""Weight type -> how a dense matrix is rounded to it when a model is loaded."""
 
 
 def _grouped(values: Floats, group: int) -> Floats:

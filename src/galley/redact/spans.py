@@ -1,4 +1,4 @@
-"""What is found: spans of a text, and their kinds."""
+"""Spans of a text to redact, and their kinds."""
 
 from typing import Final, Literal, NamedTuple, get_args
 

@@ -45,7 +45,7 @@ def to_array(tensor: Tensor) -> "Array":
         begin = place + _LENGTH.size
         place = begin + _LENGTH.unpack_from(tensor.data, begin - _LENGTH.size)[0]
         try:
-            texts[index] = tensor.data[begin:place].decode()
+            texts[index] = bytes(tensor.data[begin:place]).decode()
         except UnicodeDecodeError:
             raise InvalidTensors(
                 f"input {tensor.name!r}: element {index} of BYTES is not UTF-8"

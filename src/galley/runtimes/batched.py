@@ -19,7 +19,7 @@ from galley.types import FinishReason
 
 _GATHER_SECONDS: Final = 0.004
 _GATHER_MOST: Final = 0.02
-"""How long a batch waits for another text to arrive, and for how long in all.
+"""How long a batch waits for another text to arrive, and the total of these waits.
 
 Texts that arrive together, such as the parts of a recording, would otherwise be two batches: the first
 text, and all others after it.
@@ -60,7 +60,7 @@ class Job(Generic[Writing]):
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[Writing]):
-    """What a worker reports about a job; the attributes are those of :class:`Advance`."""
+    """A worker's report about a job; the attributes are those of :class:`Advance`."""
 
     job: Job[Writing]
     tokens: Sequence[int] = ()
@@ -119,7 +119,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
 
     @property
     def room(self) -> int:
-        """The texts that the batches of the free workers could have besides those that wait for them."""
+        """How many more texts than are waiting the free workers could take in their batches."""
         return self._free * self._most - len(self._waiting)
 
     def begin(self, request_id: str, payload: Writing, stop_ids: Collection[int]) -> None:
@@ -130,7 +130,7 @@ class BatchedRuntime(ABC, Generic[Writing]):
         self._newest = job.arrival
 
     def end(self, request_id: str) -> None:
-        """Drop a text: its batch goes on without it, where the library can."""
+        """Drop a text: its batch continues without it, where the library can."""
         job = self._jobs.pop(request_id)
         job.cancelled = True
         if job in self._waiting:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
@@ -16,6 +16,7 @@ from galley.runtimes.tensor_engine import TensorEngine
 from galley.runtimes.tensor_memory import MeasuredMemory, expected_ledger
 from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
+from galley.runtimes.warmup import warm_up
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ENGINE_OF_SUFFIX
 from galley.types import OnPhase, TensorSpec
@@ -24,6 +25,9 @@ from galley.types.model_info import Ledger, ModelInfo, OnLedger, TensorInfo
 log = logging.getLogger("galley.runtimes")
 
 Options = TypeVar("Options", bound=BatchOptions)
+
+_STRICT: Final = 1 << 40
+"""Arrivals by which a level of priority delays a request where levels are strict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class TensorLoader(Generic[Options]):
         trial = examine(model, options)
         fixed = _fixed_rows(model, options, trial)
         padding = _padding(model, options, trial)
+        for instance in instances:
+            warm_up(instance, options.warmup, file)
         ledger = memory.ledger()
         if on_ledger is not None:
             on_ledger(ledger)
@@ -97,7 +103,7 @@ class TensorLoader(Generic[Options]):
             compute,
             self._info(name, folder, model, options, trial, ledger),
             options,
-            priority_steps=settings.priority_steps,
+            priority_steps=_STRICT if options.priority_levels else settings.priority_steps,
             padding=padding,
             meter=step_meter(pause),
         )
@@ -124,6 +130,9 @@ class TensorLoader(Generic[Options]):
                 batched=trial.batched,
                 max_batch_size=options.max_batch_size if options.limit_rows else 0,
                 platform=self.platform,
+                priority_levels=options.priority_levels,
+                default_priority=options.default_priority,
+                timeout=options.timeout,
             ),
         )
 

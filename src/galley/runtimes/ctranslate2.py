@@ -22,6 +22,7 @@ from galley.runtimes.ctranslate2_whisper import CTranslate2Whisper, whisper_info
 from galley.runtimes.library import import_library, refuse_settings
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
+from galley.runtimes.text_memory import TextMemory, bytes_of
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import CTRANSLATE2_ENGINE
 from galley.types import Generate, OnPhase, Transcribe
@@ -59,6 +60,7 @@ def load(
 
     Raises:
         ModelError, SettingsError: the model or the settings cannot be used.
+        NotEnoughMemory: the model does not fit in memory.
     """
     options = settings.options_as(CTranslate2Options)
     refuse_settings(
@@ -70,16 +72,43 @@ def load(
     library = import_library("ctranslate2", CTRANSLATE2_ENGINE, "ctranslate2")
     spec = _spec(folder)
     if spec == WHISPER_SPEC:
-        info = whisper_info(settings, folder)
-        model = _open(library.models.Whisper, folder, options, settings)
-        clock.end("load")
-        limits = _limits(settings, options)
-        return _engine(CTranslate2Whisper(library, model, info, **limits), info, settings, clock)
-    info, vocabulary = text_info(settings, folder)
-    model = _open(library.Generator, folder, options, settings)
+        info, kind = whisper_info(settings, folder), library.models.Whisper
+    else:
+        (info, vocabulary), kind = text_info(settings, folder), library.Generator
+    memory = _memory(settings, folder, options, info)
+    model = _open(kind, folder, options, settings)
+    if memory is not None:
+        info = msgspec.structs.replace(info, ledger=memory.loaded())
+    if info.ledger is not None and on_ledger is not None:
+        on_ledger(info.ledger)
     clock.end("load")
     limits = _limits(settings, options)
+    if spec == WHISPER_SPEC:
+        return _engine(CTranslate2Whisper(library, model, info, **limits), info, settings, clock)
     return _engine(CTranslate2Texts(model, folder, vocabulary, **limits), info, settings, clock)
+
+
+def _memory(
+    settings: EngineSettings, folder: Path, options: CTranslate2Options, info: ModelInfo
+) -> TextMemory | None:
+    """Return the memory of the model that is about to be loaded; None: a GPU has it.
+
+    Raises:
+        NotEnoughMemory: it does not fit.
+    """
+    if options.device != "cpu":
+        return None
+    converted = options.compute_type != "default"
+    return TextMemory(
+        name=info.name,
+        family=info.family,
+        executor=info.executor,
+        threads=(settings.threads or available_cores()) * options.workers,
+        context=info.require_text().max_model_len,
+        step_tokens=0,
+        # Of float32, a quarter is left as int8.
+        weights=bytes_of([folder / MODEL_FILE]) // (4 if converted else 1),
+    )
 
 
 def _limits(settings: EngineSettings, options: CTranslate2Options) -> dict[str, Any]:

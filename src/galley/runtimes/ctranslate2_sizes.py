@@ -1,4 +1,4 @@
-"""What keys and values take in a decoder of CTranslate2, by the shapes of its matrices."""
+"""The memory of keys and values in a decoder of CTranslate2, by the shapes of its matrices."""
 
 import re
 from typing import Final
@@ -8,7 +8,7 @@ from galley.formats.ctranslate2_file import CTranslate2File
 _SELF: Final = re.compile(r"(decoder/layer_\d+/self_attention)/linear_0/weight")
 _CROSS: Final = re.compile(r"decoder/layer_\d+/attention/linear_1/weight")
 _VALUE_BYTES: Final = 4
-"""Of float32, which activations are on CPUs unless ``compute_type`` is a type of 16 bits."""
+"""Bytes of a float32, the type of activations on CPUs unless ``compute_type`` is a type of 16 bits."""
 
 
 def kv_bytes_per_token(file: CTranslate2File) -> int:

@@ -46,7 +46,7 @@ whole batch has ended.
 
 
 class _Key(NamedTuple):
-    """What the texts of a batch have in common.
+    """The parameters that the texts of a batch have in common.
 
     Attributes:
         least: tokens before which ``stop_ids`` are not chosen.

@@ -40,7 +40,7 @@ _UNSUPPORTED: Final = (
 
 
 class _Key(NamedTuple):
-    """What the transcripts of a batch have in common, most of it arguments of the library's function.
+    """The parameters that the transcripts of a batch share, most of them the library function's.
 
     Attributes:
         frames: frames of the audio.
@@ -223,7 +223,7 @@ def whisper_info(settings: EngineSettings, folder: Path) -> ModelInfo:
     program = build_program(checkpoint.config, checkpoint.weights())
     speech = read_speech(checkpoint.config, checkpoint.generation, program)
     if speech is None or len(checkpoint.eos_token_ids) != 1:
-        raise CheckpointError("is no Whisper model with one end token", file=str(folder))
+        raise CheckpointError("is not a Whisper model with one end token", file=str(folder))
     speech = msgspec.structs.replace(speech, alignment_heads=())
     trained = int(checkpoint.config["max_target_positions"])
     context = settings.max_model_len or trained

@@ -17,7 +17,7 @@ class Drawing(NamedTuple):
 
 
 LIKELIEST: Final = Drawing(1.0, 1, 1.0)
-"""What always draws the likeliest token."""
+"""Parameters with which the likeliest token is always drawn."""
 
 
 def drawing(sampling: SamplingParams, vocab_size: int) -> Drawing:

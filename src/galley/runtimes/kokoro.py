@@ -2,7 +2,7 @@
 """Kokoro voices (github.com/hexgrad/kokoro): one model in ONNX, and a file of voices.
 
 The forms are those of kokoro-onnx (input ``tokens``) and of onnx-community (``input_ids``). The decoder
-normalizes over all frames of a text, so a text's audio is made whole, unlike that of VITS.
+normalizes over all frames of a text, so a text's audio is synthesized as a whole, unlike that of VITS.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the engines over other libraries share: import, a model's file, settings that do not apply, time."""
+"""Shared by engines over other libraries: import, a model's file, settings that do not apply, time."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence

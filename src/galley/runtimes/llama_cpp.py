@@ -17,7 +17,8 @@ from galley.formats.reader import open_checkpoint
 from galley.grammar.matcher import Grammars
 from galley.runtimes.library import step_meter
 from galley.runtimes.llama_cpp_executor import LlamaCppExecutor, LlamaCppOptions
-from galley.runtimes.text_build import check_settings, text_info, text_sizes
+from galley.runtimes.text_build import check_settings, text_info, text_memory, text_sizes
+from galley.runtimes.text_memory import bytes_of
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, OnPhase
 from galley.types.model_info import OnLedger
@@ -62,7 +63,8 @@ def load(
 
     Raises:
         ModelError, SettingsError: the model or the settings cannot be used.
-        EngineFailed: there is not enough memory.
+        NotEnoughMemory: the model does not fit in memory.
+        EngineFailed: the KV cache is too small.
     """
     options = settings.options_as(LlamaCppOptions)
     check_settings(settings, "llama.cpp")
@@ -73,16 +75,24 @@ def load(
         )
     clock = StartPhases(on_phase)
     checkpoint = open_checkpoint(folder)
-    sizes = text_sizes(settings, checkpoint)
+    files = split_files(folder)
+    weights = None if options.gpu_layers else bytes_of(files)
+    sizes = text_sizes(settings, checkpoint, weights or 0)
     blocks = sizes.kv_tokens // BLOCK_TOKENS
     if not blocks:
         raise EngineFailed(
             f"a KV cache of {sizes.kv_tokens} tokens is too small: raise kv_cache_tokens"
         )
-    executor = LlamaCppExecutor(split_files(folder)[0], options, sizes)
+    memory = text_memory(settings, checkpoint, sizes, "llama.cpp", weights)
+    executor = LlamaCppExecutor(files[0], options, sizes)
     executor.allocate_kv(blocks)
+    ledger = None if memory is None else memory.loaded()
+    if ledger is not None and on_ledger is not None:
+        on_ledger(ledger)
     clock.end("load")
-    info = text_info(settings, checkpoint, sizes, "llama.cpp", _UNSUPPORTED, clock, scores=True)
+    info = text_info(
+        settings, checkpoint, sizes, "llama.cpp", _UNSUPPORTED, clock, ledger, scores=True
+    )
     pool = BlockPool(blocks)
     cache, encoder_cache = (
         _ReleasingCache(pool, executor.release),

@@ -57,7 +57,7 @@ _DATATYPES: Final[dict[str, Datatype]] = {
 }
 
 _OF_SESSION: Final = ("graph_optimization", "inter_op_threads", "memory_arena", "memory_pattern")
-"""The options of :class:`OnnxOptions` that are a session's, besides its providers."""
+"""The options of :class:`OnnxOptions` that are a session's, except its providers."""
 
 _DATA_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 """The session option with the folder of external data of a model that is not loaded from a file."""
@@ -183,7 +183,7 @@ class _Sessions:
 
     @property
     def key(self) -> object:
-        """All that an optimized graph follows from besides the model and the CPU."""
+        """All that an optimized graph depends on, except the model and the CPU."""
         build = self.ort.__version__, self.ort.get_build_info()
         options = {name: getattr(self.options, name) for name in _OF_SESSION}
         return build, options, self.providers, self.threads

@@ -22,6 +22,7 @@ from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai
 from galley.runtimes.library import import_library, refuse_settings, step_meter
 from galley.runtimes.text_build import first_line
 from galley.runtimes.text_engine import TextEngine
+from galley.runtimes.text_memory import TextMemory, bytes_of
 from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache
 from galley.settings.engine import EngineSettings
 from galley.settings.engine_choice import ONNX_GENAI_ENGINE, ONNX_GENAI_FILE
@@ -190,7 +191,7 @@ class OnnxGenAIRuntime:
         rows, text.rows = text.rows or 1, 0
         if reason is not None:
             self._forget(text)
-        elif ended == reasons.EOS:  # which the text ignores; a session in a batch cannot go on
+        elif ended == reasons.EOS:  # which the text ignores; a session in a batch cannot continue
             self._forget(text)
             try:
                 self._start(text)
@@ -215,6 +216,7 @@ def load(
 
     Raises:
         ModelError, SettingsError: the model or the settings cannot be used.
+        NotEnoughMemory: the model does not fit in memory.
     """
     options = settings.options_as(OnnxGenAIOptions)
     clock = StartPhases(on_phase)
@@ -227,7 +229,22 @@ def load(
         _NOT_OF_OWN_BATCHES if own_batches else _NOT_ITS_OWN,
     )
     info = _info(settings, folder, config)
+    memory = None
+    if not options.provider:
+        memory = TextMemory(
+            name=info.name,
+            family=info.family,
+            executor=info.executor,
+            threads=settings.threads or available_cores(),
+            context=info.require_text().max_model_len,
+            step_tokens=0,
+            weights=bytes_of(file for file in folder.iterdir() if ".onnx" in file.name),
+        )
     runtime = _runtime(library, settings, options, folder, config, info)
+    if memory is not None:
+        info = msgspec.structs.replace(info, ledger=memory.loaded())
+    if info.ledger is not None and on_ledger is not None:
+        on_ledger(info.ledger)
     clock.end("load")
     return TextEngine(
         runtime,

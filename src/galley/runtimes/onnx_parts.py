@@ -43,7 +43,7 @@ class Graph:
         try:
             model = onnx.load(str(file), load_external_data=False)
         except Exception as error:  # protobuf's errors depend on its version
-            raise CheckpointError(f"this is no ONNX model: {error}", file=str(file)) from error
+            raise CheckpointError(f"this is not an ONNX model: {error}", file=str(file)) from error
         if any(weight.external_data for weight in model.graph.initializer):
             raise CheckpointError("its weights are in other files; save it as one", file=str(file))
         return cls(onnx, model)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from galley.errors import CheckpointError, SettingsError, UnsupportedModel
-from galley.formats.gguf_file import is_gguf
+from galley.formats.gguf_file import is_gguf, split_files
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.library import import_library
 from galley.runtimes.text_build import (
@@ -23,6 +23,7 @@ from galley.runtimes.text_build import (
     first_line,
     refuse_resumed_penalties,
 )
+from galley.runtimes.text_memory import bytes_of
 from galley.runtimes.text_runtime import Advance, Cache, Progress, TextRuntime
 from galley.settings.engine_choice import OPENVINO_ENGINE, OPENVINO_FILE
 from galley.types import FinishReason, Generate
@@ -86,7 +87,6 @@ class OpenVINORuntime(TextRuntime[Generate]):
         self._numbers = 0
 
     def _load(self, path: Path, options: OpenVINOOptions, sizes: TextSizes) -> Any:
-        _check_format(path)
         scheduler = self._genai.SchedulerConfig()
         scheduler.num_kv_blocks = self._blocks
         scheduler.max_num_batched_tokens = sizes.step_tokens
@@ -212,10 +212,19 @@ def _check_format(path: Path) -> None:
     )
 
 
+def _weight_bytes(path: Path, options: OpenVINOOptions) -> int | None:
+    _check_format(path)
+    if options.device != "CPU":
+        return None
+    files = split_files(path) if is_gguf(path) else [(path / OPENVINO_FILE).with_suffix(".bin")]
+    return bytes_of(files)
+
+
 load: Final = TextLoader(
     executor="openvino",
     options=OpenVINOOptions,
     unsupported=_UNSUPPORTED,
     load=OpenVINORuntime,
+    weight_bytes=_weight_bytes,
 )
 """The loader of the engine ``openvino``."""

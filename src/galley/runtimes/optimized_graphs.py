@@ -83,7 +83,7 @@ class OptimizedGraph:
 
         Args:
             file: the model.
-            options: all that the graph depends on besides the model and the CPU, as JSON values.
+            options: all that the graph depends on, except the model and the CPU, as JSON values.
 
         Raises:
             OSError, CheckpointError: the model or its data cannot be read, or no cache folder is known.
@@ -163,7 +163,7 @@ class OptimizedGraph:
     def _consider(
         self, model: T, graph: bytes, optimizing: float, load: Callable[[bytes], T]
     ) -> None:
-        """Keep the graph of a model that was optimized in so many seconds, or record why not."""
+        """Keep the graph of a model that was optimized in this many seconds, or record why not."""
         reason = _TOO_LARGE
         if graph:
             other, loading = _timed(lambda: load(graph))

@@ -25,7 +25,7 @@ _SHORTEST: Final = 16
 _TRIED: Final = (8, 32)
 """Lengths of the longer row of a trial, until the model accepts one."""
 _SHORTER: Final = 3
-"""By how much the other row is shorter."""
+"""Positions by which the other row is shorter."""
 
 
 @dataclass(frozen=True, slots=True)

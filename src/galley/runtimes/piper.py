@@ -166,7 +166,7 @@ def read_config(path: Path) -> PiperConfig:
     try:
         return msgspec.json.decode(read_file(path), type=PiperConfig, strict=False)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise CheckpointError(f"this is no Piper voice: {error}", file=str(path)) from error
+        raise CheckpointError(f"this is not a Piper voice: {error}", file=str(path)) from error
 
 
 def _speakers(config: PiperConfig, path: Path) -> dict[str, int]:

@@ -41,7 +41,7 @@ def _model(file: Path, options: SklearnOptions, settings: LoadSettings) -> Funct
     functions = {name: getattr(estimator, name) for name in _METHODS if hasattr(estimator, name)}
     if not functions or not isinstance(features, int):
         raise UnsupportedModel(
-            f"{file}: a {type(estimator).__name__} is no fitted estimator of a matrix: it has "
+            f"{file}: a {type(estimator).__name__} is not a fitted estimator of a matrix: it has "
             f"{'no n_features_in_' if functions else 'none of ' + ', '.join(_METHODS)}"
         )
     return FunctionModel(functions, options, features=features, datatype="FP64", invalid=ValueError)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 import msgspec
 
-from galley.types import TensorSpec
+from galley.types import Datatype, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +22,11 @@ class TensorModel(Protocol):
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What :meth:`run` takes."""
+        """The inputs of :meth:`run`."""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What :meth:`run` can return."""
+        """The outputs that :meth:`run` can return."""
 
     def run(self, inputs: "Mapping[str, Array]", outputs: Sequence[str]) -> "list[Array]":
         """Return the outputs of these names, in this order. Elements of BYTES are ``str`` or ``bytes``.
@@ -66,6 +66,22 @@ class PaddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     values: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+class WarmupInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input of a warm-up, of zeros or of random numbers."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    random: bool = False
+
+
+class Warmup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Inputs that a model computes ``count`` times before it is ready."""
+
+    inputs: tuple[WarmupInput, ...]
+    count: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+
+
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of batching, which every engine of tensors takes in ``engine_options``.
 
@@ -89,6 +105,12 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         limit_rows: refuse requests with more than ``max_batch_size`` rows instead of computing them alone.
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
+        priority_levels: levels of priority, 1 to this number, each of which is computed before the next;
+            0: a lower priority is computed sooner, but others do not wait for ever.
+        default_priority: level of requests that name none of these levels.
+        timeout: seconds within which a request is answered, or refused; 0: as set for the server. A
+            request may ask for less.
+        warmup: what the model computes before it is ready.
     """
 
     batching: Literal["dynamic", "static", "off"] = "dynamic"
@@ -102,8 +124,12 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()
+    priority_levels: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    default_priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    timeout: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    warmup: tuple[Warmup, ...] = ()
 
     @property
     def device(self) -> str:
-        """What computes the model, for reports."""
+        """The name of the library that computes the model, for reports."""
         return "cpu"

@@ -4,6 +4,7 @@ Texts are read by an event loop in a thread, which reports what is new to the en
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -33,6 +34,9 @@ from galley.types import FinishReason, Generate
 
 _NO_END: Final = -1
 """An end token that no text has: those that count are among the stop tokens."""
+
+_ENVIRONMENT: Final = {"TRTLLM_NO_USAGE_STATS": "1"}
+"""Environment variables that the library reads: since version 1.3, it reports its use to NVIDIA."""
 
 _UNSUPPORTED: Final = (
     "min_p",
@@ -70,12 +74,27 @@ class TensorRTOptions(PrefixOptions, kw_only=True):
     gpu_memory_fraction: float = 0.9
 
 
-class _News(NamedTuple):
-    """What a text's reader reports; ``error`` describes a failure."""
+class _Text:
+    """A text that has not ended, with its result in the library once that has begun it."""
 
-    id: str
+    def __init__(self, request_id: str, prompt: int) -> None:
+        self.id = request_id
+        self.progress = Progress(prompt)
+        self.result: Any = None
+
+
+class _News(NamedTuple):
+    """A report of a text's reader.
+
+    Attributes:
+        cached: tokens of the prompt that were found in the KV cache.
+        error: describes a failure.
+    """
+
+    text: _Text
     tokens: list[int]
     reason: str | None
+    cached: int = 0
     error: str | None = None
 
 
@@ -90,11 +109,11 @@ class TensorRTRuntime(TextRuntime[Generate]):
             UnsupportedModel, CheckpointError: the model cannot be used.
         """
         check_folder(path, "TensorRT-LLM")
+        os.environ.update(_ENVIRONMENT)
         self._library = import_library("tensorrt_llm", TENSORRT_LLM_ENGINE, "tensorrt-llm")
         self._model = self._load(path, options, sizes)
         self._vocab_size = sizes.vocabulary
-        self._texts: dict[str, Progress] = {}
-        self._results: dict[str, Any] = {}
+        self._texts: dict[str, _Text] = {}
         self._news: Queue[_News] = Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -130,8 +149,8 @@ class TensorRTRuntime(TextRuntime[Generate]):
     def begin(self, request_id: str, payload: Generate, stop_ids: Collection[int]) -> None:
         """Add a text."""
         tokens = [*payload.prompt, *payload.output]
-        self._texts[request_id] = Progress(len(tokens))
-        reading = self._read(request_id, tokens, payload, stop_ids)
+        text = self._texts[request_id] = _Text(request_id, len(tokens))
+        reading = self._read(text, tokens, payload, stop_ids)
         asyncio.run_coroutine_threadsafe(reading, self._loop)
 
     def _params(self, payload: Generate, stop_ids: Collection[int]) -> Any:
@@ -151,56 +170,54 @@ class TensorRTRuntime(TextRuntime[Generate]):
         )
 
     async def _read(
-        self, request_id: str, tokens: list[int], payload: Generate, stop_ids: Collection[int]
+        self, text: _Text, tokens: list[int], payload: Generate, stop_ids: Collection[int]
     ) -> None:
         """Report a text's tokens as they come."""
-        if request_id not in self._texts:
+        if not self._has(text):
             return
         done = 0
         try:
             params = self._params(payload, stop_ids)
-            result = self._model.generate_async(tokens, params, streaming=True)
-            self._results[request_id] = result
-            async for step in result:
+            text.result = self._model.generate_async(tokens, params, streaming=True)
+            async for step in text.result:
                 [output] = step.outputs
                 new = list(output.token_ids[done:])
                 done += len(new)
-                self._news.put(_News(request_id, new, output.finish_reason))
+                cached = getattr(step, "cached_tokens", 0) or 0
+                self._news.put(_News(text, new, output.finish_reason, cached))
         except Exception as error:  # the library may raise anything
-            self._news.put(_News(request_id, [], "error", first_line(error)))
-        finally:
-            self._results.pop(request_id, None)
+            self._news.put(_News(text, [], "error", error=first_line(error)))
+
+    def _has(self, text: _Text) -> bool:
+        """Return whether a text has neither ended nor been replaced by another with its id."""
+        return self._texts.get(text.id) is text
 
     def end(self, request_id: str) -> None:
         """Drop a text."""
-        del self._texts[request_id]
-        self._loop.call_soon_threadsafe(self._abort, request_id)
-
-    def _abort(self, request_id: str) -> None:
-        result = self._results.get(request_id)
-        if result is not None:
-            result.abort()
+        self._loop.call_soon_threadsafe(_abort, self._texts.pop(request_id))
 
     def step(self) -> list[Advance]:
         """Wait briefly for what is new, and return it."""
         by_text: dict[str, list[_News]] = {}
         for news in arrived(self._news, POLL_SECONDS):
-            if news.id in self._texts:
-                by_text.setdefault(news.id, []).append(news)
+            if self._has(news.text):
+                by_text.setdefault(news.text.id, []).append(news)
         return [self._advance(parts) for parts in by_text.values()]
 
     def _advance(self, parts: list[_News]) -> Advance:
         last = parts[-1]
         tokens = [token for part in parts for token in part.tokens]
-        rows = self._texts[last.id].rows(len(tokens))
+        first = not last.text.progress.begun
+        rows = last.text.progress.rows(len(tokens))
         reason, error = last.reason, last.error
         if reason not in (None, "stop", "length"):
             error = f"TensorRT-LLM ended the text: {error or reason}"
             reason = "error"
         if reason is not None:
-            del self._texts[last.id]
+            del self._texts[last.text.id]
         ended = cast("FinishReason | None", reason)
-        return Advance(last.id, tokens, rows, finish_reason=ended, error=error)
+        cached = last.cached if first and tokens else 0
+        return Advance(last.text.id, tokens, rows, cached=cached, finish_reason=ended, error=error)
 
     def close(self) -> None:
         """Drop all texts, and free the model."""
@@ -210,10 +227,16 @@ class TensorRTRuntime(TextRuntime[Generate]):
         self._thread.join()
 
 
+def _abort(text: _Text) -> None:
+    if text.result is not None:
+        text.result.abort()
+
+
 load: Final = TextLoader(
     executor="tensorrt-llm",
     options=TensorRTOptions,
     unsupported=_UNSUPPORTED,
     load=TensorRTRuntime,
+    weight_bytes=lambda path, options: None,
 )
 """The loader of the engine ``tensorrt-llm``."""

@@ -9,19 +9,21 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from galley.engine.loading import StartPhases
+from galley.engine.memory import RESERVE_BYTES
 from galley.errors import CheckpointError, EngineError, SettingsError, UnsupportedModel
 from galley.formats.reader import CheckpointReader, open_checkpoint
 from galley.machine import available_cores, available_memory
 from galley.models.fields import Fields
 from galley.runtimes.library import refuse_settings, step_meter
 from galley.runtimes.text_engine import TextEngine
+from galley.runtimes.text_memory import TextMemory
 from galley.runtimes.text_runtime import TextRuntime
 from galley.settings.engine import EngineSettings
 from galley.types import Generate, OnPhase, SamplingDefaults
-from galley.types.model_info import CACHE_SALT, ModelInfo, OnLedger, TextInfo
+from galley.types.model_info import CACHE_SALT, Ledger, ModelInfo, OnLedger, TextInfo
 
 _BYTES_PER_VALUE: Final = 2
-"""Of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
+"""Bytes of a key or value, for the size of the KV cache: libraries store at most 16 bits by default."""
 
 
 class PrefixOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -74,12 +76,15 @@ class TextLoader(Generic[Options]):
             :class:`~galley.types.model_info.TextInfo`. With ``prefix_caching``, neither may they set a
             cache salt: the library finds a prefix whoever sends it.
         load: loads the model at a path, with its options and sizes.
+        weight_bytes: returns the least bytes of memory that the weights at a path take; None: another
+            device has them.
     """
 
     executor: str
     options: type[Options]
     unsupported: tuple[str, ...]
     load: Callable[[Path, Options, TextSizes], TextRuntime[Generate]]
+    weight_bytes: Callable[[Path, Options], int | None]
 
     def __call__(
         self,
@@ -91,23 +96,31 @@ class TextLoader(Generic[Options]):
     ) -> TextEngine[Generate]:
         """Load a model, and return its engine.
 
+        The memory is measured, so ``on_ledger`` is called when the model has been loaded.
+
         Raises:
             ModelError, SettingsError: the model or the settings cannot be used.
+            NotEnoughMemory: the model does not fit in memory.
         """
         options = settings.options_as(self.options)
         check_settings(settings, self.executor)
         clock = StartPhases(on_phase)
         checkpoint = open_checkpoint(folder)
-        sizes = text_sizes(settings, checkpoint)
+        weights = self.weight_bytes(folder, options)
+        sizes = text_sizes(settings, checkpoint, weights or 0)
         unsupported = self.unsupported
         if options.prefix_caching:
             unsupported = (*unsupported, CACHE_SALT)
         check_defaults(settings.with_own(checkpoint.defaults), unsupported, self.executor)
+        memory = text_memory(settings, checkpoint, sizes, self.executor, weights)
         runtime = self.load(folder, options, sizes)
+        ledger = None if memory is None else memory.loaded()
+        if ledger is not None and on_ledger is not None:
+            on_ledger(ledger)
         clock.end("load")
         return TextEngine(
             runtime,
-            text_info(settings, checkpoint, sizes, self.executor, unsupported, clock),
+            text_info(settings, checkpoint, sizes, self.executor, unsupported, clock, ledger),
             max_running=sizes.running,
             priority_steps=settings.priority_steps,
             meter=step_meter(pause),
@@ -121,6 +134,7 @@ def text_info(
     executor: str,
     unsupported: tuple[str, ...],
     clock: StartPhases,
+    ledger: Ledger | None = None,
     *,
     scores: bool = False,
 ) -> ModelInfo:
@@ -133,6 +147,7 @@ def text_info(
         executor: name of the library.
         unsupported: parameters that requests may not set.
         clock: the phases of the start, the last of which is over.
+        ledger: its memory; None: that of another device.
         scores: whether the log-probabilities of a given text's tokens are computed.
     """
     return ModelInfo(
@@ -151,6 +166,34 @@ def text_info(
             unsupported=unsupported,
         ),
         phases=clock.ready(),
+        ledger=ledger,
+    )
+
+
+def text_memory(
+    settings: EngineSettings,
+    checkpoint: CheckpointReader,
+    sizes: TextSizes,
+    executor: str,
+    weights: int | None,
+) -> TextMemory | None:
+    """Return the memory of a model that is about to be loaded; None: another device has its weights.
+
+    Raises:
+        NotEnoughMemory: it does not fit.
+    """
+    if weights is None:
+        return None
+    return TextMemory(
+        name=settings.model or checkpoint.folder.name,
+        family=str(checkpoint.config["model_type"]),
+        executor=executor,
+        threads=sizes.threads,
+        context=sizes.context,
+        step_tokens=sizes.step_tokens,
+        weights=weights,
+        kv_tokens=sizes.kv_tokens,
+        kv_per_token=sizes.kv_bytes_per_token,
     )
 
 
@@ -173,17 +216,25 @@ def check_defaults(defaults: SamplingDefaults, unsupported: tuple[str, ...], lib
             )
 
 
-def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSizes:
+def text_sizes(
+    settings: EngineSettings, checkpoint: CheckpointReader, weights: int = 0
+) -> TextSizes:
     """Return a model's sizes, by its configuration and the settings.
 
-    The KV cache is as large as requested, or takes its share of the available memory, but no more than all
-    running texts can fill.
+    The KV cache is as large as requested, or takes its share of the memory that the weights leave, but no
+    more than all running texts can fill.
 
     Raises:
         CheckpointError: a field of the configuration is missing or invalid.
         SettingsError: ``max_model_len`` exceeds the model's context.
     """
     config = Fields(checkpoint.config, file=str(checkpoint.folder))
+    if "max_position_embeddings" not in checkpoint.config:
+        kind = checkpoint.config.get("model_type")
+        raise UnsupportedModel(
+            f"{checkpoint.folder} is a {kind} model, and this engine runs language models: its "
+            "configuration has no max_position_embeddings"
+        )
     trained = config.count("max_position_embeddings")
     context = settings.max_model_len or trained
     if context > trained:
@@ -193,8 +244,8 @@ def text_sizes(settings: EngineSettings, checkpoint: CheckpointReader) -> TextSi
     running = settings.running_limit
     tokens, kv_bytes = settings.kv_cache_tokens, _kv_bytes_per_token(config)
     if tokens is None:
-        share = settings.kv_memory_fraction * available_memory()
-        tokens = min(running * context, int(share) // kv_bytes)
+        left = max(0, available_memory() - weights - RESERVE_BYTES)
+        tokens = min(running * context, int(settings.kv_memory_fraction * left) // kv_bytes)
     return TextSizes(
         context=context,
         running=running,

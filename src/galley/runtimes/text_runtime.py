@@ -58,12 +58,12 @@ class Progress:
     __slots__ = ("_prompt", "begun")
 
     def __init__(self, prompt: int) -> None:
-        """Create the counter of a text with so many tokens before the first new one."""
+        """Create the counter of a text with this many tokens before the first new one."""
         self._prompt = prompt
         self.begun = False
 
     def rows(self, tokens: int) -> int:
-        """Return the tokens that were computed for so many new ones; the first takes the whole prompt."""
+        """Return the tokens that were computed for this many new ones; the first takes the whole prompt."""
         if not tokens or self.begun:
             return tokens
         self.begun = True
@@ -95,7 +95,7 @@ POLL_SECONDS: Final = 0.01
 
 
 def arrived(queue: Queue[Item], seconds: float) -> Iterator[Item]:
-    """Yield the items of a queue; wait so many seconds for the first one."""
+    """Yield the items of a queue; wait this many seconds for the first one."""
     try:
         yield queue.get(timeout=seconds)
         while True:

@@ -32,7 +32,7 @@ _RELATIVE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Trial:
-    """What was found.
+    """The findings of a trial.
 
     Attributes:
         batched: whether requests may be combined along the first axis.
@@ -92,7 +92,7 @@ def same_bits(one: TensorModel, other: TensorModel) -> bool:
         if sum(map(prod, shapes.values())) > _MOST_ELEMENTS:
             continue
         rng = np.random.default_rng(2)
-        inputs = {spec.name: _random(spec, shapes[spec.name], rng) for spec in one.inputs}
+        inputs = {spec.name: random_values(spec, shapes[spec.name], rng) for spec in one.inputs}
         try:
             expected = one.run(inputs, names)
         except Exception:  # noqa: S112 - whatever a library raises; the next length may be accepted
@@ -113,7 +113,7 @@ def random_inputs(
     Integers are 0 or 1, which are valid ids of most models.
     """
     return {
-        spec.name: _random(spec, (rows, *_lengths(spec.shape[1:], length)), rng)
+        spec.name: random_values(spec, (rows, *_lengths(spec.shape[1:], length)), rng)
         for spec in specs
         if not spec.optional
     }
@@ -135,7 +135,8 @@ def _lengths(shape: Sequence[int], length: int) -> list[int]:
     return [length if axis == -1 else axis for axis in shape]
 
 
-def _random(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> "Array":
+def random_values(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> "Array":
+    """Return random values of a tensor's type; integers are 0 or 1."""
     if spec.datatype == "BYTES":
         return rng.choice(np.array(["a", "b"], object), shape)
     dtype = np.dtype(DTYPES[spec.datatype])

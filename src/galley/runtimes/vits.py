@@ -95,7 +95,10 @@ class VitsModel:
         if self.streams:
             return
         self._stages = []
-        log.info("%s: the audio of a sentence comes whole, since its graph cannot be divided", file)
+        log.info(
+            "%s: the audio of a sentence is sent as a whole, because the graph cannot be divided",
+            file,
+        )
         try:
             self._whole = self._session(graph.whole())
         except Exception as error:  # onnxruntime's errors have no common base

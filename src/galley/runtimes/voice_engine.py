@@ -1,6 +1,6 @@
 """The engine of models that speak: makes the audio of several texts in turn, part by part.
 
-A step makes one part of one text. It takes the text whose listener has the least left to hear: new texts
+A step makes one part of one text. It takes the text whose listener has the least audio left: new texts
 come first, and no text waits while another's audio is made far ahead of its playback.
 """
 

@@ -4,6 +4,8 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,8 +42,10 @@ class AccessLog:
     """ASGI middleware, the outermost: errors that nothing else handles end here.
 
     Leaves in ``scope["state"]``: ``request_id``, unique; ``arrived`` (on the monotonic clock); ``record``,
-    ``trace`` and ``headers``, to which others add fields of the log line, the trace and the response; and
-    ``log_prompts``. The response's header ``X-Request-Id`` is the request's own, if it is well-formed,
+    ``trace`` and ``headers``, to which others add fields of the log line, the trace and the response;
+    ``log_prompts``; and for a WebSocket, on which many requests may come, ``checks``, each of which raises
+    ApiError where a new request is to be refused, and ``part_ended``, which records such a request. The
+    response's header ``X-Request-Id`` is the request's own, if it is well-formed,
     else ``request_id``.
     """
 
@@ -80,6 +84,8 @@ class AccessLog:
         state = scope.setdefault("state", {})
         state.update(request_id=request_id, arrived=arrived, record={}, trace=Trace())
         state["log_prompts"] = self._log_prompts
+        if scope["type"] == "websocket":
+            state.update(checks=[self._check_audit], part_ended=partial(self._part_ended, scope))
         headers: dict[str, str] = state.setdefault("headers", {})
         status: int | None = None
 
@@ -91,13 +97,8 @@ class AccessLog:
             await send(message)
 
         try:
-            if scope["path"] not in PROBES and self._audit is not None and not self._audit.usable:
-                raise ApiError(
-                    503,
-                    "The server's audit log cannot be written",
-                    type="service_unavailable",
-                    code="audit_log_unavailable",
-                )
+            if scope["path"] not in PROBES:
+                self._check_audit()
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
             await error_response(error)(scope, receive, send_with_id)
@@ -106,7 +107,28 @@ class AccessLog:
             if status is None:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
+            state.pop("part_ended", None)  # it refers to the scope
             self._ended(scope, shown_id, status or CLIENT_GONE)
+
+    def _check_audit(self) -> None:
+        if self._audit is not None and not self._audit.usable:
+            raise ApiError(
+                503,
+                "The server's audit log cannot be written",
+                type="service_unavailable",
+                code="audit_log_unavailable",
+            )
+
+    def _part_ended(self, scope: Scope, part: Mapping[str, Any], status: int) -> None:
+        """Record a request that came within a connection.
+
+        Args:
+            scope: the connection's.
+            part: the request's own ``request_id``, ``arrived``, ``record`` and ``trace``.
+            status: the status that its answer would have had.
+        """
+        own = {**scope, "state": {**scope["state"], **part}}
+        self._ended(own, part["request_id"], status)
 
     def _ended(self, scope: Scope, shown_id: str, status: int) -> None:
         """Count the request, trace it and write its line. ``status``: as it was sent."""

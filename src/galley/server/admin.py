@@ -41,6 +41,7 @@ class ReplicaState(TypedDict):
     waiting: int
     kv_usage: float
     restarts: int
+    killed_starts: int
     version: str
     remote: bool
     pid: int | None
@@ -181,6 +182,7 @@ def _replica(status: ReplicaStatus) -> ReplicaState:
         "waiting": stats.waiting,
         "kv_usage": stats.kv_usage,
         "restarts": status.restarts,
+        "killed_starts": status.killed_starts,
         "version": status.version,
         "remote": status.remote,
         "pid": status.pid,

@@ -1,5 +1,6 @@
 """The HTTP application: routes, middlewares and the pages that describe it."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,11 +20,13 @@ from galley.observe.tracing import Tracing
 from galley.protocols.anthropic import routes as anthropic
 from galley.protocols.http import errors
 from galley.protocols.http.budget import ByteBudget
+from galley.protocols.http.large_bodies import LargeBodies
 from galley.protocols.http.openapi import Operation, document
 from galley.protocols.kserve import routes as kserve
 from galley.protocols.oip import routes as oip
 from galley.protocols.oip.generate import routes as oip_generate
 from galley.protocols.oip.repository import routes as oip_repository
+from galley.protocols.oip.unsupported import routes as oip_unsupported
 from galley.protocols.ollama import routes as ollama
 from galley.protocols.ollama.create import routes as ollama_create
 from galley.protocols.ollama.embed import routes as ollama_embed
@@ -50,13 +53,14 @@ _PREFLIGHT_SECONDS: Final = 600
 class Served(Protocol):
     """A module whose routes are served."""
 
-    def routes(self, models: Registry) -> list[Operation]:
-        """Return the routes, answered by ``models``."""
+    def routes(self, models: Registry) -> Sequence[BaseRoute]:
+        """Return the routes, answered by ``models``; operations are in the OpenAPI document."""
 
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, speech, models, tokens, oip, oip_repository, oip_generate, kserve, health),
+    *(embeddings, audio, speech, realtime, models, tokens),
+    *(oip, oip_repository, oip_generate, kserve, health),
 )
 """Modules of routes for users of the models."""
 
@@ -96,11 +100,11 @@ def create_app(
     middleware.append(Middleware(RequireKey, tenants=tenants, open_paths=open_paths))
     middleware.append(Middleware(DrainGate, lifecycle=registry.lifecycle))
     middleware.append(Middleware(DecodeBodies))
-    operations: list[Operation] = [
-        route for protocol in PROTOCOLS for route in protocol.routes(registry)
-    ]
+    operations = [route for protocol in PROTOCOLS for route in protocol.routes(registry)]
     operations += [*admin.routes(tenants, registry), *adapters.routes(registry)]
-    routes = [*operations, *realtime.routes(registry), *_pages(operations)]
+    # Before those whose {model} may be any path.
+    routes = [*oip_unsupported.routes(), *operations]
+    routes += _pages([route for route in operations if isinstance(route, Operation)])
     if settings.page:
         routes += page_files.routes()
     paths = (path for route in routes if isinstance(path := getattr(route, "path", ""), str))
@@ -124,6 +128,7 @@ def create_app(
         setting="--max-unfinished-body-bytes",
         code="too_many_bodies",
     )
+    app.state.large_bodies = LargeBodies()
     return app
 
 

@@ -55,7 +55,7 @@ class AppHost:
         task.add_done_callback(self._tasks.discard)
 
     async def finished(self, seconds: float) -> None:
-        """Wait until no task is running, for so many seconds at most."""
+        """Wait until no task is running, for this many seconds at most."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
 

@@ -4,6 +4,7 @@ import math
 import re
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -86,12 +87,20 @@ class RequireKey:
                 await error_response(error)(scope, receive, send)
                 return
 
+        if scope["type"] == "websocket":
+            state["checks"].append(partial(self._check_again, presented, account))
+
         async def send_with_limits(message: Message) -> None:
             if account is not None and message["type"] in RESPONSE_STARTS:
                 MutableHeaders(scope=message).update(rate_headers(account))
             await send(message)
 
         await self._app(scope, receive, send_with_limits)
+
+    def _check_again(self, presented: str, account: Account | None) -> None:
+        """Raise ApiError if a key that was accepted has been removed since."""
+        if self._tenants and self._tenants.identify(presented) is not account:
+            raise _unauthorized(given=bool(presented))
 
     def _refusal(self, presented: bool, known: bool, *, admin: bool) -> ApiError:
         if admin and not self._tenants.has_admin:

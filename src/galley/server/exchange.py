@@ -21,7 +21,7 @@ _WITHOUT_BODY: Final = (204, 304)
 
 
 class Connection(Protocol):
-    """What an exchange needs of its connection."""
+    """The interface that an exchange needs from its connection."""
 
     host: AppHost
     transport: asyncio.Transport
@@ -29,6 +29,9 @@ class Connection(Protocol):
 
     def body_received(self) -> None:
         """Handle that the app received all of the body that had arrived."""
+
+    def fill(self, exchange: "Exchange", buffer: memoryview) -> bool:
+        """Receive what is left of an exchange's body into a buffer; return whether that is possible."""
 
     def answered(self, exchange: "Exchange") -> None:
         """Handle the end of a response that has been written."""
@@ -60,6 +63,7 @@ class Exchange:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._more_body = True
+        self._filled = 0
         self._changed = asyncio.Event()
         self._head = b""
         self._left: int | None = None
@@ -73,6 +77,11 @@ class Exchange:
         self._body.append(data)
         self._body_bytes += len(data)
         self.is_full = self._body_bytes > _MOST_UNREAD
+        self._changed.set()
+
+    def add_filled(self, size: int) -> None:
+        """Count bytes of the body that have arrived in the app's buffer."""
+        self._filled += size
         self._changed.set()
 
     def end_body(self) -> None:
@@ -105,8 +114,19 @@ class Exchange:
 
     # Called by the app.
 
+    def fill(self, buffer: memoryview) -> bool:
+        """Have the rest of the body written into ``buffer``, which has its length, if that is possible.
+
+        The app has to call it before it waits for anything else. Messages then have a number of bytes that
+        have arrived there, ``filled``, instead of a body.
+        """
+        return not (self.gone or self.complete) and self._connection.fill(self, buffer)
+
     async def receive(self) -> Message:
-        """Return the next part of the body, or later a disconnect."""
+        """Return the next part of the body, or later a disconnect.
+
+        With a part that is not the last one, the message has :meth:`fill`, which is not in ASGI.
+        """
         connection = self._connection
         if self._expects_continue and not self.started:
             self._expects_continue = False
@@ -117,13 +137,19 @@ class Exchange:
             self._changed.clear()
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
-        body = b"".join(self._body)
+        body, filled = b"".join(self._body), self._filled
         self._body.clear()
+        self._filled = 0
         self._body_bytes = 0
         if self.is_full:
             self.is_full = False
             connection.body_received()
-        return {"type": "http.request", "body": body, "more_body": self._more_body}
+        message: Message = {"type": "http.request", "body": body, "more_body": self._more_body}
+        return (
+            {**message, "fill": self.fill, "filled": filled}
+            if self._more_body or filled
+            else message
+        )
 
     async def send(self, message: Message) -> None:
         """Send the head or a part of the body, waiting while the client reads slowly.

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from galley.errors import SettingsError
+from galley.machine import MOST_OPEN_FILES
 from galley.server.turns import Turns
 from galley.settings.config import Settings
 
@@ -38,7 +39,6 @@ NOT_READ: Final = "clients disconnected that did not read their answers"
 
 _RESERVED_DESCRIPTORS: Final = 32
 _DESCRIPTORS_PER_MODEL: Final = 16
-_MOST_DESCRIPTORS: Final = 1 << 20
 _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPT_AGAIN_SECONDS: Final = 0.5
 _REPORT_SECONDS: Final = 10.0
@@ -137,7 +137,7 @@ class FrontDoor:
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
     async def close(self, seconds: float) -> None:
-        """Stop accepting, and close the connections, which have so many seconds for their output."""
+        """Stop accepting, and close the connections, which have this many seconds for their output."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         for connection in list(self.connections):
@@ -260,20 +260,8 @@ class FrontDoor:
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
 
-def raise_descriptor_limit() -> None:
-    """Raise the limit of open files of this process and its engines to the system's maximum."""
-    if resource is None:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    with suppress(ValueError, OSError):  # then the soft limit remains, and bounds the connections
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _most_connections(wanted: int | None, models: int) -> int:
-    files = _MOST_DESCRIPTORS
+    files = MOST_OPEN_FILES
     if resource is not None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = files if soft == resource.RLIM_INFINITY else soft

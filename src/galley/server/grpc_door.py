@@ -124,7 +124,7 @@ class GrpcDoor:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Refuse new calls, let running ones finish for so many seconds, and end the rest. Idempotent."""
+        """Refuse new calls, let running ones finish for this many seconds, and end the rest. Idempotent."""
         await self._server.stop(seconds)
 
     def _credentials(self) -> Any:

@@ -22,6 +22,7 @@ from galley.gateway.lifecycle import RETRY_SECONDS
 from galley.protocols.common.errors import ApiError, to_api_error
 from galley.server.app_host import AppHost, only_probes
 from galley.server.exchange import CONTINUE, Exchange
+from galley.server.filling import Filling
 from galley.server.front_door import NOT_READ, Admission, FrontDoor
 from galley.server.head import Head, bad_request
 from galley.server.request_reader import BETWEEN, HEADERS, RequestReader
@@ -163,11 +164,33 @@ class HttpProtocol(asyncio.Protocol):
         exchange = self._arriving
         assert exchange is not None
         exchange.add_body(data)
-        if not exchange.complete:
-            later = self._deadline + len(data) / self._limits.min_body_rate
-            self._deadline = min(self._loop.time() + self._limits.body_timeout, later)
+        self._expect_more(exchange, len(data))
         if exchange.is_full:
             self._control_reading()
+
+    def _expect_more(self, exchange: Exchange, size: int) -> None:
+        """Give a body of which ``size`` bytes have arrived more time."""
+        if not exchange.complete:
+            later = self._deadline + size / self._limits.min_body_rate
+            self._deadline = min(self._loop.time() + self._limits.body_timeout, later)
+
+    def fill(self, exchange: Exchange, buffer: memoryview) -> bool:
+        """See :class:`galley.server.exchange.Connection`."""
+        possible = exchange is self._arriving and len(buffer) == self._reader.unparsed
+        if possible and not self.transport.is_closing():
+            self.transport.set_protocol(Filling(self, buffer))
+            return True
+        return False
+
+    def filled(self, size: int) -> None:
+        """Handle that bytes of the body have arrived in the app's buffer."""
+        exchange = self._arriving
+        assert exchange is not None
+        exchange.add_filled(size)
+        self._expect_more(exchange, size)
+        if size == self._reader.unparsed:
+            self.transport.set_protocol(self)
+        self._reader.passed(size)
 
     def request_ended(self) -> None:
         """Handle the end of the body."""
@@ -246,6 +269,8 @@ class HttpProtocol(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         """Handle the end of a response that has been written."""
         self._answering = None
+        if exchange is self._arriving:
+            self.transport.set_protocol(self)  # the rest of its body goes nowhere
         if not exchange.keep_alive:
             self._pipelined.clear()
             if exchange is self._arriving:
@@ -343,6 +368,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def _abandon(self) -> None:
         """Have the app see a disconnect."""
+        if not self.transport.is_closing():
+            self.transport.set_protocol(self)
         self._pipelined.clear()
         if self._answering is not None:
             self._answering.abandon()

@@ -10,6 +10,8 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
     """Return lines with the loaded model, how it runs, its memory, and how many requests fit."""
     if not ledger.max_model_len:
         return _of_tensors(model, ledger)
+    if not ledger.parameters:
+        return _of_library(model, ledger)
     kernels = f" ({ledger.isa})" if ledger.isa else ""
     rows = [
         ("weights", ledger.weights, f"{ledger.weight_dtype}, multiplied with {ledger.inputs}"),
@@ -19,7 +21,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         *([("adapters", ledger.adapters, "when all slots are taken")] if ledger.adapters else ()),
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
-        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
     ]
     fitting = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in ledger.requests)
     return [
@@ -28,7 +30,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         f"  runs on    {ledger.device}, executor {ledger.executor}{kernels}, {_threads(ledger)}",
         *_lines(rows),
         f"  inputs     {_inputs(model, ledger)}",
-        f"  at a time  {fitting}",
+        f"  requests   {fitting}, at a time",
     ]
 
 
@@ -38,10 +40,27 @@ def _of_tensors(model: str, ledger: Ledger) -> list[str]:
         ("weights", ledger.weights, "measured"),
         ("buffers", ledger.buffers, "measured with a few rows"),
         ("reserve", ledger.reserve, "the server and unread answers"),
-        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
     ]
     return [
         f"{model}: {ledger.family}, batches of up to {ledger.step_tokens:,} rows",
+        f"  runs on    {ledger.device}, executor {ledger.executor}, {_count(ledger.threads)}",
+        *_lines(rows),
+    ]
+
+
+def _of_library(model: str, ledger: Ledger) -> list[str]:
+    """Return the lines of a language model that another library runs, whose memory was measured."""
+    step = f"{ledger.step_tokens:,} tokens a step, " if ledger.step_tokens else ""
+    rows = [
+        ("weights", ledger.weights, "at least, by the files"),
+        *_kv_row(ledger),
+        ("buffers", ledger.buffers, f"{step}measured when loaded, with the library's code"),
+        ("reserve", ledger.reserve, "the server and its text workers"),
+        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+    ]
+    return [
+        f"{model}: {ledger.family}, context {ledger.max_model_len:,} tokens",
         f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
         *_lines(rows),
     ]
@@ -49,8 +68,12 @@ def _of_tensors(model: str, ledger: Ledger) -> list[str]:
 
 def _threads(ledger: Ledger) -> str:
     if ledger.ranks == 1:
-        return f"{ledger.threads} threads"
-    return f"{ledger.ranks} ranks of {ledger.threads} threads"
+        return _count(ledger.threads)
+    return f"{ledger.ranks} ranks of {_count(ledger.threads)}"
+
+
+def _count(threads: int) -> str:
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -75,8 +98,6 @@ def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         return []
     each = bytes_text(ledger.states // ledger.state_slots)
     what = f"{ledger.state_slots:,} of {each}, running and of prefixes"
-    if ledger.ranks > 1:
-        what += "; every rank computes convolution and recurrence whole, and has all states"
     return [("states", ledger.states, what)]
 
 
@@ -96,4 +117,5 @@ def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:
     if not ledger.kv:
         return []
     each = bytes_text(ledger.kv_per_token)
-    return [("KV cache", ledger.kv, f"{ledger.kv_tokens:,} tokens of {each}, {ledger.kv_dtype}")]
+    kind = f", {ledger.kv_dtype}" if ledger.kv_dtype else ""
+    return [("KV cache", ledger.kv, f"{ledger.kv_tokens:,} tokens of {each}{kind}")]

@@ -12,6 +12,9 @@ from galley.settings.config import Settings
 _FRAMING_PER_BYTE: Final = 8
 """Bytes of chunk sizes, extensions and trailers allowed for each byte of body, beyond the header limit."""
 
+_LARGE_BODY: Final = 128 * 1024
+"""Length from which a body is not given to the parser, which would copy it."""
+
 
 class Phase(enum.Enum):
     """The part of a request to which the next byte belongs."""
@@ -78,6 +81,10 @@ class RequestReader:
         Raises:
             ApiError: the request is not valid, or too large. Nothing can be read after it.
         """
+        if self._unparsed and self.phase is BODY:
+            data = self._pass_on(data)
+            if not data:
+                return
         phase = self.phase
         self._received += len(data)
         self._parse(data)
@@ -89,6 +96,26 @@ class RequestReader:
             allowed = self._limits.max_header_bytes + _FRAMING_PER_BYTE * self._body_bytes
             if self._received - self._body_bytes > allowed:
                 raise bad_request("The body is mostly chunk sizes, extensions or trailers")
+
+    @property
+    def unparsed(self) -> int:
+        """Bytes of a large body that have yet to arrive, and which no parser has to see; 0: none."""
+        return self._unparsed if self.phase is BODY else 0
+
+    def passed(self, size: int) -> None:
+        """Count so many of the :attr:`unparsed` bytes, which the receiver has got by another way."""
+        self._unparsed -= size
+        if not self._unparsed:
+            self._parser = _new_parser(self)  # the one before still expects the body
+            self._end_request()
+
+    def _pass_on(self, data: bytes) -> bytes:
+        """Pass on the part of ``data`` that belongs to the body; return what follows it."""
+        left = self._unparsed
+        body = data if len(data) <= left else data[:left]
+        self._receiver.request_body(body)
+        self.passed(len(body))
+        return data[len(body) :]
 
     def _parse(self, data: bytes) -> None:
         while (rest := self._parse_to_upgrade(data)) is not None:
@@ -126,6 +153,7 @@ class RequestReader:
         self._headers: list[tuple[bytes, bytes]] = []
         self._received = self._body_bytes = self._header_bytes = self._header_count = 0
         self._is_websocket = False
+        self._unparsed = 0
 
     def on_url(self, url: bytes) -> None:
         """Handle a part of the request's target."""
@@ -155,20 +183,27 @@ class RequestReader:
         self.phase = BODY
         self._received = 0
         keep_alive = version != "1.0" and parser.should_keep_alive()
+        if keep_alive:  # without, the parser has to ignore what follows
+            self._unparsed = _length_of_large(head)
         self._receiver.request_head(head, keep_alive=keep_alive)
 
     def on_body(self, body: bytes) -> None:
         """Handle a part of the body."""
         self._body_bytes += len(body)
+        if self._unparsed:
+            self._unparsed -= len(body)
         self._receiver.request_body(body)
 
     def on_message_complete(self) -> None:
         """Handle the request's last byte."""
         if not self._parser.should_upgrade():
-            self.phase = BETWEEN
-            # An empty line may follow a body; it is ignored (RFC 9112, section 2.2).
-            self._received = 0
-            self._receiver.request_ended()
+            self._end_request()
+
+    def _end_request(self) -> None:
+        self.phase = BETWEEN
+        # An empty line may follow a body; it is ignored (RFC 9112, section 2.2).
+        self._received = 0
+        self._receiver.request_ended()
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -183,6 +218,15 @@ class RequestReader:
             f"more than {self._limits.max_header_bytes} bytes (--max-header-bytes)",
             code="headers_too_large",
         )
+
+
+def _length_of_large(head: Head) -> int:
+    """Return the length of a body that is large and not sent in chunks; 0 for others."""
+    lengths = head.all(b"content-length")
+    if len(lengths) != 1 or head.all(b"transfer-encoding"):
+        return 0
+    length = int(lengths[0])  # the parser has checked it
+    return length if length >= _LARGE_BODY else 0
 
 
 def _new_parser(reader: RequestReader) -> httptools.HttpRequestParser:

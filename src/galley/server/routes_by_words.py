@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from galley.protocols.common.errors import ApiError
+from galley.protocols.http.errors import error_response
 
 _ANY = ""
 """A word that is a parameter, or that no route has."""
@@ -39,6 +43,19 @@ class RoutesByWords(Router):
         if router is None:
             router = self._routers[key] = self._router(*key)
         await router.app(scope, receive, send)
+
+    async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that no route matches; a WebSocket would get 403, as if a key were missing."""
+        if scope["type"] != "websocket":
+            await super().not_found(scope, receive, send)
+            return
+        paths = [route.path for route in self.routes if isinstance(route, WebSocketRoute)]
+        error = ApiError(
+            404,
+            f"Unknown URL of a WebSocket: {scope['path'][:100]}; there are {', '.join(paths)}",
+            code="unknown_url",
+        )
+        await WebSocket(scope, receive, send).send_denial_response(error_response(error))
 
     def _router(self, first: str, last: str) -> Router:
         routes = [

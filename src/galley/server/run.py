@@ -18,7 +18,7 @@ from galley import __version__
 from galley.errors import GalleyError, SettingsError
 from galley.gateway.registry import Registry
 from galley.gateway.tenants import Tenants
-from galley.machine import give_memory_back, process_age
+from galley.machine import give_memory_back, process_age, raise_open_files
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.observe.tracing import Tracing
@@ -26,7 +26,7 @@ from galley.server import tls
 from galley.server.app import create_app
 from galley.server.app_host import AppHost
 from galley.server.auth import check_exposure
-from galley.server.front_door import FrontDoor, raise_descriptor_limit
+from galley.server.front_door import FrontDoor
 from galley.server.grpc_door import GrpcDoor
 from galley.server.http_protocol import HttpProtocol
 from galley.server.ledger import ledger_lines
@@ -87,7 +87,7 @@ def serve(
     check_exposure(settings, tenants)
     encryption = tls.context(settings)
     tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
-    raise_descriptor_limit()
+    raise_open_files()
     # From here on digests are enough.
     settings = dataclasses.replace(settings, api_key=(), api_key_file="", admin_key=())
     try:
@@ -168,16 +168,16 @@ class _Run:
             lambda admission: HttpProtocol(self._host, self._door, admission),
             self._encryption,
         )
-        signalled = asyncio.create_task(self._signals.get())
+        signaled = asyncio.create_task(self._signals.get())
         try:
             code = await self._open_grpc()
             if code is None:
-                code = await self._start(signalled)
+                code = await self._start(signaled)
             if code is None:
-                await signalled
+                await signaled
                 code = await self._drain()
         finally:
-            signalled.cancel()
+            signaled.cancel()
             reloading.cancel()
             # Engines first, so that waiting clients get an error instead of a dropped connection.
             await self._models.close()
@@ -200,11 +200,11 @@ class _Run:
         say(f"gRPC listens on {self._settings.host}:{port}")
         return None
 
-    async def _start(self, signalled: asyncio.Task[int]) -> int | None:
+    async def _start(self, signaled: asyncio.Task[int]) -> int | None:
         """Start the models while HTTP already answers; return an exit code if the server has to stop."""
         say(f"Galley {__version__} listens on {self._url}")
         start = asyncio.create_task(self._models.start(self._print_phase, self._print_ledger))
-        await asyncio.wait({start, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({start, signaled}, return_when=asyncio.FIRST_COMPLETED)
         if not start.done():
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)

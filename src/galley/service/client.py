@@ -152,7 +152,7 @@ class EngineClient:
 
     @property
     def releases(self) -> Sequence[ReleaseStatus]:
-        """What each release of the model has to do; empty without releases."""
+        """The pending work of each release of the model; empty without releases."""
         return self.fleet.release_statuses
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from galley.errors import Conflict, RequestError
@@ -13,6 +14,9 @@ from galley.service.request_book import RequestBook
 log = logging.getLogger("galley.service")
 
 _POLL_SECONDS: Final = 0.05
+
+_FETCH_SECONDS: Final = 5.0
+"""How long a replica that leaves waits at most until others have fetched the blocks of its requests."""
 
 
 class Departures:
@@ -79,10 +83,18 @@ class Departures:
         """Give a replica no new requests, and wait until it has none, or its state is hopeless."""
         replica.draining = True
         self._changed(replica)
-        self._book.move(replica)
+        moved = self._book.move(replica)
         while self._book.has_any_of(replica) and replica.state not in hopeless:
             await asyncio.sleep(_POLL_SECONDS)
-            self._book.move(replica)
+            moved |= self._book.move(replica)
+        await self._fetched(replica, moved)
+
+    async def _fetched(self, replica: Replica, moved: dict[str, int]) -> None:
+        """Wait until requests have gone on elsewhere, which fetches blocks from the replica before that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FETCH_SECONDS):
+                while replica.offers is not None and self._book.waits(moved):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_SECONDS)
 
     async def _remove(self, replica: Replica) -> None:
         await replica.close()

@@ -115,7 +115,7 @@ class Fleet:
 
     @property
     def release_statuses(self) -> Sequence[ReleaseStatus]:
-        """What each release has to do; empty without releases."""
+        """The pending work of each release; empty without releases."""
         return self.releases.statuses(self.replicas, self.book, self._parked)
 
     @property

@@ -6,7 +6,7 @@ there is no version negotiation; a frame that does not decode is a bug and ends 
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import msgspec
 
@@ -21,7 +21,8 @@ from galley.types.transfers import TransferPlan
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
 HEADER: Final = struct.Struct("<I")
 
-_LargeResult: TypeAlias = Alignment | Tensors
+_FRAME_DATA: Final = 64 << 10
+"""Bytes of data after which further outputs of a step are in another frame."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -45,9 +46,13 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
-    """Start or continue one sequence."""
+    """Start or continue one sequence.
+
+    ``places``: where its inputs are that are not in the frame, see :mod:`galley.service.shared_tensors`.
+    """
 
     request: EngineRequest
+    places: tuple[tuple[int, int], ...] = ()
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -170,15 +175,27 @@ def bare(frame: ToEngine | FromEngine) -> bytes:
 
 
 def steps_of(outputs: Sequence[Output], stats: EngineStats, frames_seen: int) -> Iterator[Step]:
-    """Yield the frames of a step: one for each large result, then one for the other outputs.
+    """Yield the frames of a step: one, or more if its outputs have a lot of data.
 
     The last one is needed even without outputs, for the statistics.
     """
+    together: list[Output] = []
+    size = 0
     for output in outputs:
-        if isinstance(output.result, _LargeResult):
-            yield Step([output], stats, frames_seen)
-    rest = [output for output in outputs if not isinstance(output.result, _LargeResult)]
-    yield Step(rest, stats, frames_seen)
+        together.append(output)
+        size += _data_bytes(output)
+        if size > _FRAME_DATA:
+            yield Step(together, stats, frames_seen)
+            together, size = [], 0
+    yield Step(together, stats, frames_seen)
+
+
+def _data_bytes(output: Output) -> int:
+    """Return the bytes of an output's tensors or of its alignment's weights."""
+    result = output.result
+    if isinstance(result, Tensors):
+        return sum(len(one.data) for one in result.outputs)
+    return len(result.data) if isinstance(result, Alignment) else 0
 
 
 def decode_to_engine(body: bytes | memoryview) -> ToEngine:

@@ -148,7 +148,7 @@ class KvEvents:
 
 @cache
 def kv_events(endpoint: str, topic: str) -> KvEvents:
-    """Return this process's publisher at an endpoint, which a model that is loaded again goes on using.
+    """Return this process's publisher at an endpoint; a model that is loaded again continues to use it.
 
     Raises:
         SettingsError: see :meth:`KvEvents.bind`.

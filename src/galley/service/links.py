@@ -41,7 +41,7 @@ class ReplicaSource:
         name: identifies the replica among those of the model: a number, or an address.
         connect: starts an engine, or connects to one.
         seats: sequences that run at the same time, before an engine has reported more.
-        remote: whether it is reached over a network: lost connections are tried again without end, and no
+        remote: whether it is reached over a network: lost connections are retried indefinitely, and no
             request is suspected of having caused them.
         has_others: whether there are further replicas, so that it need not give up.
         contents: digest of the checkpoint's files; empty if all replicas load the same ones.

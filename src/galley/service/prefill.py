@@ -1,4 +1,4 @@
-"""What a model's client knows of engines that compute prompts for its own."""
+"""The client's view of engines that compute prompts for its own."""
 
 from collections.abc import Coroutine, Sequence, Set
 from typing import Protocol

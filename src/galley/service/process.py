@@ -1,6 +1,7 @@
 """One engine process and the socket to it, seen from the server's event loop."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -9,13 +10,17 @@ from typing import Final
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
 from galley.service.frames import (
     HEADER,
+    Abort,
     FromEngine,
     Start,
     StartFailed,
+    Step,
+    Submit,
     ToEngine,
     decode_from_engine,
     encode,
 )
+from galley.service.shared_tensors import SharedTensors
 from galley.service.spawn import Spawned
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
@@ -38,10 +43,12 @@ class EngineProcess:
         child: "subprocess.Popen[bytes]",
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        memory: SharedTensors | None = None,
     ) -> None:
         self._child = child
         self._reader = reader
         self._writer = writer
+        self._memory = memory
         self.frames_sent = -1  # the Start frame does not count
 
     @classmethod
@@ -64,9 +71,12 @@ class EngineProcess:
             reader, writer = await asyncio.open_connection(sock=spawned.connection)
         except BaseException:
             spawned.connection.close()  # the child ends with it
+            if spawned.memory is not None:
+                os.close(spawned.memory)
             await asyncio.to_thread(spawned.child.wait)
             raise
-        process = cls(spawned.child, reader, writer)
+        memory = None if spawned.memory is None else SharedTensors(spawned.memory)
+        process = cls(spawned.child, reader, writer, memory)
         at = spawned.at
         process.send(Start(settings, folder, at, promised, publishes, publishes_tokens, transfer))
         return process
@@ -79,6 +89,11 @@ class EngineProcess:
     def send(self, frame: ToEngine) -> None:
         """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends."""
         self.frames_sent += 1
+        if self._memory is not None:
+            if isinstance(frame, Submit):
+                frame = Submit(*self._memory.place(frame.request, self.frames_sent))
+            elif isinstance(frame, Abort):
+                self._memory.aborted(frame.request_ids, self.frames_sent)
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(encode(frame))
 
@@ -92,7 +107,15 @@ class EngineProcess:
         with suppress(ConnectionError):
             while data := await self._reader.read(_READ_BYTES):
                 received += data
-                yield taken_from(received)
+                frames = taken_from(received)
+                if self._memory is not None:
+                    for frame in frames:
+                        if isinstance(frame, Step):
+                            answered = [
+                                one.request_id for one in frame.outputs if one.finish_reason
+                            ]
+                            self._memory.seen(frame.frames_seen, answered)
+                yield frames
 
     def kill(self) -> None:
         """Kill a process that hangs; :meth:`frames` then ends."""
@@ -101,6 +124,9 @@ class EngineProcess:
     async def close(self) -> int:
         """Close the connection, kill the process if it does not exit, and return its exit status."""
         self._writer.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         try:
             return await asyncio.to_thread(self._child.wait, 2.0)
         except subprocess.TimeoutExpired:

@@ -5,7 +5,6 @@ that all ranks share. The process ends with the connection, so it cannot outlive
 ``bound``, not even if it is stopped. Signals of terminals and service managers are for the server.
 """
 
-import ctypes
 import importlib
 import os
 import signal
@@ -14,17 +13,9 @@ import sys
 from typing import Final
 
 from galley.observe import logs
+from galley.service.process_limits import end_with_parent
 
 BOUND: Final = "bound"
-
-_PR_SET_PDEATHSIG: Final = 1
-"""prctl(2)."""
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends; Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:

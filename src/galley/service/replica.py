@@ -5,11 +5,12 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from galley.errors import EngineFailed, GalleyError, SettingsError
+from galley.machine import oom_kills
 from galley.service.engine_requests import EngineRequests
 from galley.service.frames import (
     Abort,
@@ -49,12 +50,17 @@ RETRY_AFTER_SHORTAGE: Final = 2.0
 
 WATCH_SECONDS: Final = 0.25
 
-MOST_KILLED_STARTS: Final = 2
+MOST_STARTS_WITHOUT_MEMORY: Final = 2
+"""First loads that the kernel may end for lack of memory before the replica gives up."""
+
 KILLED_WHILE_LOADING: Final = (
-    "the engine was killed twice while loading, most likely for lack of memory (see the kernel's log). "
+    "the engine was killed twice while loading, {cause} (see the kernel's log). "
     "Use a smaller --weight-dtype (int8, int4), lower --kv-cache-tokens, or give the machine or "
     "container more memory"
 )
+
+Start = Literal["ready", "failed", "killed"]
+"""How an engine's start ended; "killed": by SIGKILL from outside, which says nothing about the model."""
 
 
 class Replica:
@@ -66,6 +72,7 @@ class Replica:
         state: whether it accepts requests.
         stats: the latest statistics of the engine.
         restarts: how often its engine was replaced.
+        killed_starts: how often its engine was killed while it loaded.
         info: the description of the model; None until an engine has been ready.
         error: why it has failed.
         version: digest of everything that texts depend on; empty until an engine has been ready.
@@ -99,6 +106,7 @@ class Replica:
         self.state: EngineState = "starting"
         self.stats = EngineStats()
         self.restarts = 0
+        self.killed_starts = 0
         self.info: ModelInfo | None = None
         self.error: GalleyError | None = None
         self.version = ""
@@ -114,7 +122,8 @@ class Replica:
         self._link: EngineLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._phases: dict[str, float] = {}
-        self._killed_starts = 0
+        self._oom_kills: int | None = None
+        self._starts_without_memory = 0
         self._hung = False
         self._replaced = False
 
@@ -162,6 +171,7 @@ class Replica:
             state="draining" if self.draining and self.state != "closed" else self.state,
             stats=self.stats,
             restarts=self.restarts,
+            killed_starts=self.killed_starts,
             pid=self.pid,
             version=self.version,
             remote=self.source.remote,
@@ -181,7 +191,7 @@ class Replica:
             self._link.kill()
 
     async def close(self) -> None:
-        """End the engine for good."""
+        """End the engine, and start no other."""
         self._set_state("closed")
         if self._task:
             self._task.cancel()
@@ -206,15 +216,18 @@ class Replica:
         self.pace.set_busy(busy or (self.state == "ready" and full), time.monotonic())
 
     async def _supervise(self) -> None:
-        """Start engines until one cannot start, or until the replica is closed."""
+        """Start engines until one cannot start, or until the replica is closed.
+
+        Starts that ended with a kill from outside do not count: whoever killed them may stop doing so.
+        """
         try:
-            failed_starts = 0
+            failed_starts = killed_starts = 0
             while failed_starts < MAX_FAILED_STARTS or self._keeps_trying:
-                if failed_starts:
-                    delay = FIRST_RETRY_SECONDS * 2 ** min(failed_starts - 1, 8)
+                if tries := failed_starts + killed_starts:
+                    delay = FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 8)
                     await asyncio.sleep(min(LONGEST_RETRY_SECONDS, delay))
                 try:
-                    was_ready = await self._one_engine()
+                    start = await self._one_engine()
                 except OSError as error:
                     # Out of descriptors, processes or memory, or unreachable: this can pass.
                     if not (self.source.remote and failed_starts):
@@ -225,7 +238,12 @@ class Replica:
                         await asyncio.sleep(RETRY_AFTER_SHORTAGE)
                     continue
                 self.restarts += 1
-                failed_starts = 0 if was_ready else failed_starts + 1
+                if start == "ready":
+                    failed_starts = killed_starts = 0
+                elif start == "killed":
+                    killed_starts += 1
+                else:
+                    failed_starts += 1
             self._fail(EngineFailed(f"the engine failed to start {failed_starts} times in a row"))
         except Exception as error:
             if not isinstance(error, GalleyError):
@@ -237,8 +255,8 @@ class Replica:
         """Whether failed starts may pass: others serve meanwhile, and the model has been loaded before."""
         return self.source.remote or (self.source.has_others and self.info is not None)
 
-    async def _one_engine(self) -> bool:
-        """Run one engine from start to end; return whether it ever became ready.
+    async def _one_engine(self) -> Start:
+        """Run one engine from start to end; return how its start ended.
 
         Raises:
             GalleyError: it cannot start, and no engine has started before: trying again will not help.
@@ -246,6 +264,7 @@ class Replica:
         """
         reason: object = None
         self._replaced = False
+        self._oom_kills = oom_kills()
         try:
             self._link = await self.source.connect()
         except OSError:
@@ -275,8 +294,8 @@ class Replica:
             watching.cancel()
         return await self._ended(reason)
 
-    async def _ended(self, reason: object) -> bool:
-        """Record that the engine has ended; return whether it had been ready."""
+    async def _ended(self, reason: object) -> Start:
+        """Record that the engine has ended; return how its start had ended."""
         was_ready = self.state in ("ready", "stalled")
         # Before the first await: nothing may be sent to this engine from here on.
         link, self._link = self._link, None
@@ -299,13 +318,37 @@ class Replica:
             else:
                 given_up = self.requests.quarantine.engine_died(killed=killed)
             self._events.engine_died(self, given_up)
+            self._starts_without_memory = 0
         elif killed:
-            self._killed_starts += 1
-            if self.info is None and self._killed_starts == MOST_KILLED_STARTS:
-                raise EngineFailed(KILLED_WHILE_LOADING)
+            self._killed_while_loading()
+            return "killed"
         what = "connection" if self.source.remote else "engine process"
         log.error("the %s of replica %s ended (%s)", what, self.name, reason or f"status {status}")
-        return was_ready
+        return "ready" if was_ready else "failed"
+
+    def _killed_while_loading(self) -> None:
+        """Record that the engine was killed before it was ready, and log the likely cause.
+
+        Raises:
+            EngineFailed: there is not enough memory for a model that has never been loaded.
+        """
+        self.killed_starts += 1
+        now = oom_kills()
+        if now is None or self._oom_kills is None:
+            lacks_memory, cause = True, "most likely for lack of memory"
+        elif now > self._oom_kills:
+            lacks_memory, cause = True, "by the kernel for lack of memory"
+        else:
+            lacks_memory, cause = False, "by another process: the kernel reports no lack of memory"
+        self._starts_without_memory += lacks_memory
+        if self.info is None and self._starts_without_memory == MOST_STARTS_WITHOUT_MEMORY:
+            raise EngineFailed(KILLED_WHILE_LOADING.format(cause=cause))
+        log.error(
+            "the engine process of replica %s was killed while loading, %s; trying again (%d such starts)",
+            self.name,
+            cause,
+            self.killed_starts,
+        )
 
     async def _watch(self, link: EngineLink) -> None:
         """Check that the engine makes progress; kill it if it hangs."""

@@ -1,4 +1,4 @@
-"""What the owner of a replica does with its events."""
+"""The interface of a replica's owner, which handles its events."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaEvents(Protocol):
-    """What the owner of a replica does with its events."""
+    """The interface of a replica's owner, which handles its events."""
 
     def deliver(self, replica: "Replica", output: Output) -> int:
         """Pass on an Output; return the tokens of prompt and output that were computed for it."""

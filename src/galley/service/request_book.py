@@ -142,7 +142,7 @@ class RequestBook:
         unfinished.prefill = None
         if peer is not None:
             unfinished.request = msgspec.structs.replace(unfinished.request, kv_from=peer)
-            # What it fetches is no work that keeps other requests away from it.
+            # Fetching blocks is not computing, so other requests may still be sent to it.
             cached = max(unfinished.claim.cached, peer.tokens)
             self._admission.give(unfinished.claim, unfinished.replica.name, cached)
         unfinished.replica.requests.add([request_id])
@@ -193,10 +193,15 @@ class RequestBook:
             if unfinished.replica is replica:
                 unfinished.resumed = True
 
-    def move(self, replica: Replica, rest: Replica | None = None) -> None:
+    def move(self, replica: Replica, rest: Replica | None = None) -> dict[str, int]:
         """Have other replicas continue those of a replica's requests that they can.
 
-        ``rest``: gets the requests that no replica can continue now; None: they stay.
+        Args:
+            replica: the replica.
+            rest: gets the requests that no replica can continue now; None: they stay.
+
+        Returns:
+            Id of each request that has moved -> tokens delivered so far.
         """
         targets: dict[str, Replica] = {}
         kept = None if rest is None else (rest, 0)
@@ -212,6 +217,12 @@ class RequestBook:
         for ids, suspects in ((released.suspects, True), (released.others, False)):
             for request_id in ids:
                 targets[request_id].requests.add([request_id], suspects=suspects)
+        return {request_id: len(self._unfinished[request_id].tokens) for request_id in targets}
+
+    def waits(self, moved: Mapping[str, int]) -> bool:
+        """Return whether one of the requests has moved and has had no token since; see :meth:`move`."""
+        unfinished = ((self._unfinished.get(one), count) for one, count in moved.items())
+        return any(one is not None and len(one.tokens) == count for one, count in unfinished)
 
     def has_any_of(self, replica: Replica) -> bool:
         """Return whether a replica has unfinished requests."""

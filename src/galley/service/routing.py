@@ -1,4 +1,4 @@
-"""What a router knows of the replicas between which it chooses."""
+"""A router's view of the replicas among which it chooses."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from galley.errors import Conflict
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
+from galley.service.shared_tensors import new_shared_tensors
 from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE
 
@@ -37,11 +38,13 @@ class Spawned:
         child: the process; it ends when ``connection`` closes for any reason.
         connection: this end of the socket pair.
         at: the start time in seconds on the monotonic clock.
+        memory: descriptor of the memory that it shares with an engine; None: it shares none.
     """
 
     child: "subprocess.Popen[bytes]"
     connection: socket.socket
     at: float
+    memory: int | None = None
 
 
 class Spawner:
@@ -109,8 +112,13 @@ def spawn(
         place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
         environ: variables in addition to this process's own.
     """
-    files = [] if place is None else [place[0]]
-    return _begin(_ENGINE, engine, model, *map(str, place or ()), files=files, environ=environ)
+    memory = new_shared_tensors()
+    files = [file for file in (memory, place and place[0]) if file is not None]
+    shared = "-" if memory is None else str(memory)
+    started = _begin(
+        _ENGINE, engine, model, shared, *map(str, place or ()), files=files, environ=environ
+    )
+    return replace(started, memory=memory)
 
 
 def spawn_text(model: str) -> Spawned:
@@ -124,17 +132,16 @@ def spawn_text(model: str) -> Spawned:
 def spawn_decoder() -> Spawned:
     """Start a decoder of recordings like :func:`spawn`; see :mod:`galley.speech.decode_worker`."""
     # The decoder forks, and threads do not survive a fork.
-    return _begin(_DECODER, kind=socket.SOCK_SEQPACKET, environ={"OPENBLAS_NUM_THREADS": "1"})
+    return _begin(_DECODER, environ={"OPENBLAS_NUM_THREADS": "1"})
 
 
 def _begin(
     module: str,
     *arguments: str,
     files: Sequence[int] = (),
-    kind: socket.SocketKind = socket.SOCK_STREAM,
     environ: Mapping[str, str] | None = None,
 ) -> Spawned:
-    ours, theirs = socket.socketpair(type=kind)
+    ours, theirs = socket.socketpair()
     at = time.monotonic()
     with theirs:
         child = subprocess.Popen(

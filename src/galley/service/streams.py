@@ -50,7 +50,7 @@ class Unfinished:
     resumed: bool = False
 
     def resumption(self) -> EngineRequest:
-        """Return the request for a new engine, which does not recompute what the first Output brought."""
+        """Return the request for a new engine, which does not recompute what the first Output contained."""
         if not self.resumed:
             return self.request
         payload = self.request.payload.resumed(

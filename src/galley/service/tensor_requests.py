@@ -57,7 +57,7 @@ def predict_request(
     size = sum(len(tensor.data) for tensor in inputs)
     if size > MOST_BYTES:
         raise RequestError(
-            f"the inputs have {size} bytes; at most {MOST_BYTES} are taken", param="inputs"
+            f"the inputs have {size} bytes; at most {MOST_BYTES} are accepted", param="inputs"
         )
     check_names("output", outputs, [one.name for one in tensors.outputs])
     payload = Predict(
@@ -105,7 +105,7 @@ def _check_tensor(tensor: Tensor, spec: TensorSpec) -> None:
             tensor,
             f"has {len(tensor.data)} bytes; shape {list(tensor.shape)} of {tensor.datatype} has {needed}",
         )
-    if tensor.datatype == "BOOL" and tensor.data.translate(None, b"\0\1"):
+    if tensor.datatype == "BOOL" and bytes(tensor.data).translate(None, b"\0\1"):
         raise _wrong(tensor, "has a BOOL that is neither 0 nor 1")
 
 

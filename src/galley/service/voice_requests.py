@@ -80,8 +80,8 @@ def _mix(name: str, voice: VoiceInfo, model: str, param: str) -> str:
     mix = parse_mix(name)
     if mix is None:
         raise RequestError(
-            f"voice is {name[:100]!r}, which is no mix of up to {MOST_VOICES} voices such as "
-            f"{'+'.join(voice.voices[:2])} or {voice.voices[0]}(2)+{voice.voices[-1]}(1)",
+            f"voice is {name[:100]!r}, which is neither a voice nor a mix of up to {MOST_VOICES} "
+            f"voices such as {'+'.join(voice.voices[:2])} or {voice.voices[0]}(2)+{voice.voices[-1]}(1)",
             param=param,
         )
     for one, _ in mix:

@@ -1,8 +1,9 @@
-"""The engine's process: ``python -m galley.service.worker SOCKET ENGINE MODEL [FILE PLACE]``.
+"""The engine's process: ``python -m galley.service.worker SOCKET ENGINE MODEL MEMORY [FILE PLACE]``.
 
 SOCKET is the descriptor of the connection to the server, ENGINE the name of an engine's loader (see
-``protocol.py``), and MODEL a name shown in the list of processes; FILE and PLACE are those of an engine
-that shares the cores (see ``core_scheduler.py``).
+``protocol.py``), and MODEL a name shown in the list of processes. MEMORY is the descriptor of the memory
+for large inputs (see ``shared_tensors.py``), or "-"; FILE and PLACE are those of an engine that shares the
+cores (see ``core_scheduler.py``).
 
 One thread reads frames from the socket, and the main thread steps the engine. The process does not
 outlive its socket: when the socket closes, because the server is done or dead, the engine is closed and
@@ -66,6 +67,7 @@ from galley.service.protocol import (
     TransferringEngine,
     find_loader,
 )
+from galley.service.shared_tensors import PlacedTensors
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
 from galley.types.transfers import TransferPlan
@@ -96,8 +98,9 @@ NICENESS: Final = 5
 class Connection:
     """Blocking frames over the inherited socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, memory: PlacedTensors | None = None) -> None:
         self._socket = sock
+        self._memory = memory
         self._sending = threading.Lock()
         self._file = sock.makefile("rb")
 
@@ -118,7 +121,13 @@ class Connection:
         (length,) = HEADER.unpack(header)
         assert length <= MAX_FRAME_BYTES
         body = self._file.read(length)
-        return decode_to_engine(body) if len(body) == length else None
+        if len(body) < length:
+            return None
+        frame = decode_to_engine(body)
+        if isinstance(frame, Submit) and frame.places:
+            assert self._memory is not None
+            return Submit(self._memory.restore(frame.request, frame.places))
+        return frame
 
 
 def main() -> None:
@@ -126,8 +135,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.start(os.environ.get(logs.FORMAT_VARIABLE, "text"))
-    connection = Connection(socket.socket(fileno=int(sys.argv[1])))
-    engine_name, shared = sys.argv[2], sys.argv[4:]
+    engine_name, memory, shared = sys.argv[2], sys.argv[4], sys.argv[5:]
+    tensors = None if memory == "-" else PlacedTensors(int(memory))
+    connection = Connection(socket.socket(fileno=int(sys.argv[1])), tensors)
     # Before the Start frame: the server is still busy with its own imports.
     loader: EngineLoader | SettingsError
     try:

@@ -44,7 +44,9 @@ class CacheSettings(ModelSettings):
         secret=True,
     )
     response_cache_bytes: Count = setting(
-        1024 * 1024 * 1024, "Cache", "size of all stored answers; the least recently used make room"
+        1024 * 1024 * 1024,
+        "Cache",
+        "maximum bytes of stored answers; the least recently used are evicted",
     )
     response_cache_entries: Count = setting(1_000_000, "Cache", "number of stored answers")
     response_cache_seconds: Seconds = setting(
@@ -69,7 +71,7 @@ class CacheSettings(ModelSettings):
     semantic_cache_threshold: Annotated[float, Meta(gt=0, le=1)] | None = setting(
         None,
         "Cache",
-        "cosine from which on two questions may be the same; galley cache tune finds it for the model",
+        "cosine at or above which two questions may be the same; galley cache tune finds it for the model",
     )
     semantic_cache_reranker: str = setting(
         "", "Cache", "a served reranker (cross-encoder) that also compares the questions"
@@ -77,7 +79,7 @@ class CacheSettings(ModelSettings):
     semantic_cache_reranker_threshold: float | None = setting(
         None,
         "Cache",
-        "its score from which on they may be the same; galley cache tune finds it, too",
+        "its score at or above which they may be the same; galley cache tune finds it, too",
     )
     semantic_cache_turns: Count = setting(
         3, "Cache", "most messages of the user in a conversation that is compared by meaning"
@@ -85,7 +87,7 @@ class CacheSettings(ModelSettings):
     semantic_cache_entries: Count = setting(
         50_000,
         "Cache",
-        "questions in memory that others are compared with; the least recently used go",
+        "questions in memory that others are compared with; the least recently used are evicted",
     )
     semantic_cache_checked: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.05, "Cache", "share of semantic hits that are generated as well, to count false ones"
@@ -109,7 +111,7 @@ class CacheSettings(ModelSettings):
         "(needs the extra record)",
     )
     record_bytes: Annotated[int, Meta(ge=128 << 20)] = setting(
-        1024 * 1024 * 1024, "Cache", "size of the record; the oldest files make room"
+        1024 * 1024 * 1024, "Cache", "maximum bytes of the record; the oldest files are deleted"
     )
 
 

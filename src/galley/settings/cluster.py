@@ -63,6 +63,11 @@ class ClusterSettings(TransferSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tensor_parallel_rank and self.replicas > 1:
+            raise SettingsError(
+                f"replicas is {self.replicas}, but the ranks of tensor_parallel_rank serve one engine; set "
+                "replicas to 1, and use replica for engines elsewhere that have ranks of their own"
+            )
         self._check_objectives()
         self._check_replica_file()
         self._check_kv_events()

@@ -90,7 +90,7 @@ class Settings(ClusterSettings):
     speaker_models: str = setting(
         "",
         "Server",
-        "folder with segmentation.onnx and encoder.onnx, which tell speakers apart for diarized_json; "
+        "folder with segmentation.onnx and encoder.onnx, which distinguish speakers for diarized_json; "
         "default: those of Galley's source tree",
     )
     speaker_encoder: str = setting(
@@ -187,7 +187,10 @@ class Settings(ClusterSettings):
         32, "Limits", "maximum number of live audio streams; then 429"
     )
     live_idle_seconds: Count = setting(
-        300, "Limits", "seconds without audio after which a live stream is finished and closed"
+        300,
+        "Limits",
+        "seconds without audio after which a live stream is finished and closed, or without a request "
+        "a WebSocket of /v1/responses",
     )
     stored_responses: CountOrZero = setting(
         1024,

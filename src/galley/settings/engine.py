@@ -12,7 +12,7 @@ from galley.errors import SettingsError
 from galley.settings.engine_choice import engine_of
 from galley.settings.fields import check_values, respell, setting
 from galley.settings.quality_gate import QualityGate
-from galley.settings.values import Count, SecondsOrZero
+from galley.settings.values import Count, SecondsOrZero, parsed_address
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
@@ -158,14 +158,20 @@ class EngineSettings:
     tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = setting(
         1,
         "Model",
-        "processes of this machine (ranks) that compute the model together, each with a part of every "
-        "layer and of the KV cache; texts do not change (executors cpu and reference)",
+        "processes (ranks) that compute the model together, each with a part of every layer and of the KV "
+        "cache; texts do not change (executors cpu and reference)",
+    )
+    tensor_parallel_rank: tuple[str, ...] = setting(
+        (),
+        "Model",
+        "HOST:PORT of a rank on another machine (galley rank); repeat for several, which are the last of "
+        "tensor_parallel; needs cluster_token_file",
     )
     tensor_parallel_cpus: tuple[str, ...] = setting(
         (),
         "Model",
-        "CPUs of a rank, such as 0-7+16; repeat for each rank; default: those of its NUMA nodes if the "
-        "machine has as many nodes or a multiple, else all",
+        "CPUs of a rank, such as 0-7+16; repeat for each rank of this machine; default: those of its NUMA "
+        "nodes if the machine has as many nodes or a multiple, else all",
     )
     disable_pass: tuple[str, ...] = setting(
         (), "Model", "graph pass to skip; repeat for several (see galley graph)"
@@ -264,6 +270,19 @@ class EngineSettings:
         16, "Engine", "maximum rank of a LoRA adapter"
     )
 
+    cluster_token_file: str = setting(
+        "",
+        "Cluster",
+        "file with the secret by which servers, replicas and ranks on other machines recognize each other",
+    )
+    cluster_ca: str = setting(
+        "",
+        "Cluster",
+        "certificate authority in PEM of all machines' certificates; encrypts the connections between them",
+    )
+    cluster_cert: str = setting("", "Cluster", "this machine's certificate in PEM, for cluster_ca")
+    cluster_key: str = setting("", "Cluster", "private key of cluster_cert in PEM, unencrypted")
+
     def __post_init__(self) -> None:
         respell(self)
         check_values(self)
@@ -278,6 +297,8 @@ class EngineSettings:
                 f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
                 "disk, or leave it out"
             )
+        if self.tensor_parallel_rank:
+            self._check_ranks()
         if self.tensor_parallel_cpus and self.tensor_parallel == 1:
             raise SettingsError(
                 "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"
@@ -300,6 +321,21 @@ class EngineSettings:
                 f"max_running ({self.max_running}) must not exceed max_batch_tokens "
                 f"({self.max_batch_tokens}), because each running sequence decodes one token per step"
             )
+
+    def _check_ranks(self) -> None:
+        elsewhere = len(self.tensor_parallel_rank)
+        for address in self.tensor_parallel_rank:
+            parsed_address(address, "tensor_parallel_rank")
+        if elsewhere >= self.tensor_parallel:
+            raise SettingsError(
+                f"tensor_parallel is {self.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "
+                f"ranks on other machines, and one is here; set it to at least {elsewhere + 1}"
+            )
+
+    @property
+    def ranks_here(self) -> int:
+        """How many of the ranks are on this machine."""
+        return self.tensor_parallel - len(self.tensor_parallel_rank)
 
     @property
     def engine_name(self) -> str:

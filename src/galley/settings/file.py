@@ -44,10 +44,14 @@ def read_settings_file(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise SettingsError(f"{path} is longer than {MAX_BYTES} bytes, which no settings are")
+            raise SettingsError(
+                f"{path} is longer than {MAX_BYTES} bytes, the most that a settings file may have"
+            )
         return yaml.load(data.decode("utf-8"), _Loader) or {}  # noqa: S506 - a SafeLoader
     except RecursionError as error:
-        raise SettingsError(f"{path} nests lists or mappings too deep to be settings") from error
+        raise SettingsError(
+            f"{path} nests lists or mappings too deeply for a settings file"
+        ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""

@@ -63,7 +63,7 @@ def _named(models: Mapping[str, Mapping[str, object]], *, source: str) -> tuple[
     for name in models:
         if not _NAME.fullmatch(name):
             raise SettingsError(
-                f"{source}: {name!r} is no name for a model: letters, digits and . _ - make one (a "
+                f"{source}: {name!r} is not a name for a model: use letters, digits and . _ - (a "
                 f"folder with = in its path needs a name before it)"
             )
     return tuple(

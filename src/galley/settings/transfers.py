@@ -38,12 +38,12 @@ class TransferSettings(CacheSettings):
     kv_transfer_seconds: Seconds = setting(
         5.0,
         "Cluster",
-        "time in which the KV blocks of a request have to arrive; what is late is computed",
+        "seconds in which the KV blocks of a request must arrive; late blocks are computed",
     )
     kv_hold_seconds: Seconds = setting(
         30.0,
         "Cluster",
-        "how long KV blocks that another server will fetch are kept while others are evicted first",
+        "seconds for which KV blocks that another server will fetch are evicted only after all others",
     )
     kv_peer: tuple[str, ...] = setting(
         (),
@@ -60,25 +60,13 @@ class TransferSettings(CacheSettings):
     prefill_tokens: Count = setting(
         512,
         "Cluster",
-        "tokens of a prompt that are not cached here from which on a prefill_replica computes it",
+        "a prompt with at least this many tokens that are not cached here is computed by a prefill_replica",
     )
     prefill_seconds: Seconds = setting(
         60.0,
         "Cluster",
-        "time in which a prefill_replica has to have computed a prompt; then it is computed here",
+        "seconds in which a prefill_replica must compute a prompt; after that, it is computed here",
     )
-    cluster_token_file: str = setting(
-        "",
-        "Cluster",
-        "file with the secret by which servers and replicas on other machines recognize each other",
-    )
-    cluster_ca: str = setting(
-        "",
-        "Cluster",
-        "certificate authority in PEM of all machines' certificates; encrypts the connections between them",
-    )
-    cluster_cert: str = setting("", "Cluster", "this machine's certificate in PEM, for cluster_ca")
-    cluster_key: str = setting("", "Cluster", "private key of cluster_cert in PEM, unencrypted")
 
     def __post_init__(self) -> None:
         super().__post_init__()

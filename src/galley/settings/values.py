@@ -1,11 +1,14 @@
 """Types of settings: how values are read from YAML, text or variables, and which range they have."""
 
+import re
 import sys
 import typing
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
+
+from galley.errors import SettingsError
 
 _LARGEST: Final = sys.float_info.max
 """As an upper bound: any number but infinity."""
@@ -19,8 +22,18 @@ Seconds = Annotated[float, Meta(gt=0, le=_LARGEST)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=_LARGEST)]
 Amount = SecondsOrZero
 
+_ADDRESS: Final = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})", re.ASCII)
+
 _WORDS: Final = {"yes": True, "on": True, "no": False, "off": False}
 """Words of YAML 1.1, which msgspec does not know."""
+
+
+def parsed_address(address: str, setting: str = "replica") -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``. Raises SettingsError if it has another form."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[2]) <= LAST_PORT:
+        raise SettingsError(f"{setting}: {address!r} is not HOST:PORT, such as 10.0.0.7:8500")
+    return match[1].strip("[]"), int(match[2])
 
 
 def read(kind: Any, value: object) -> object:

@@ -44,7 +44,7 @@ class _Paces:
 
     @property
     def pays(self) -> bool:
-        """Whether looking is no slower than resting, as far as known."""
+        """Whether looking for draft tokens is not slower than resting, as far as known."""
         return not self.speculating or not self.plain or self.speculating >= self.plain
 
 

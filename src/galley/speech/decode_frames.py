@@ -1,8 +1,12 @@
-"""The messages between a process and its decoder of recordings.
+"""The messages between a process and its decoder of recordings, and how sockets carry them.
 
-Each message is one packet of a ``SOCK_SEQPACKET`` socket, so a dying process leaves no partial message.
+Messages go over stream sockets with their length in front, because macOS has no ``SOCK_SEQPACKET``. A fork
+may die in the middle of a message, so its death is reported on another socket (:class:`Died`).
 """
 
+import socket
+import struct
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,12 +17,18 @@ BLOCK_SAMPLES: Final = 16_384
 """Maximum number of samples in one message (64 KiB)."""
 MOST_BYTES: Final = 128 * 1024
 """Maximum size of a message."""
+TAKEN: Final = b"+"
+"""Sent back for each :class:`Decode`. Until then, macOS may discard descriptors that the sender closes."""
+DESCRIPTORS: Final = 3
+"""Number of descriptors that are sent with a :class:`Decode`."""
+_LENGTH: Final = struct.Struct("<I")
 
 
 class Decode(msgspec.Struct, tag="decode", frozen=True):
     """A recording to decode: the arguments of :class:`galley.speech.audio.Recording` and the budget.
 
-    Two descriptors are sent with the message: the file, and the socket for the answers.
+    Three descriptors are sent with the message: the file, the socket for the answers, which the fork alone
+    keeps, and the one for :class:`Died`, which its parent alone keeps.
 
     Attributes:
         offset: offset in the file at which the recording begins.
@@ -75,7 +85,7 @@ class OutOfMemory(msgspec.Struct, tag="out_of_memory", frozen=True):
 
 
 class Died(msgspec.Struct, tag="died", frozen=True):
-    """The decoding process ended by this signal or with this exit code."""
+    """The fork ended by this signal or with this exit code."""
 
     signal: int
     code: int
@@ -88,16 +98,60 @@ _job: msgspec.msgpack.Decoder[Decode] = msgspec.msgpack.Decoder(Decode)
 _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def encode(message: Decode | Answer) -> bytes:
-    """Encode a message as one packet."""
-    return _encoder.encode(message)
+def send(to: socket.socket, message: Decode | Answer, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, and copies of descriptors with it.
+
+    Raises:
+        OSError: the other side is closed, or did not read in time.
+    """
+    body = _encoder.encode(message)
+    length = _LENGTH.pack(len(body))
+    if descriptors:
+        # They arrive with these bytes; the body may arrive in parts.
+        socket.send_fds(to, [length], descriptors)
+        to.sendall(body)
+    else:
+        to.sendall(length + body)
 
 
-def decode_job(packet: bytes) -> Decode:
-    """Decode a job. Raises ``msgspec.DecodeError`` if :func:`encode` did not write the packet."""
-    return _job.decode(packet)
+def receive_answer(connection: socket.socket) -> Answer | None:
+    """Return the next answer; None if the other side ended before the whole answer was sent.
+
+    Raises:
+        OSError: no answer came in time.
+        msgspec.DecodeError: the other side did not use :func:`send`.
+    """
+    body = _body(connection, _exactly(connection, _LENGTH.size))
+    return _answer.decode(body) if body else None
 
 
-def decode_answer(packet: bytes) -> Answer:
-    """Decode an answer. Raises ``msgspec.DecodeError`` if :func:`encode` did not write the packet."""
-    return _answer.decode(packet)
+def receive_job(connection: socket.socket) -> tuple[Decode, list[int]] | None:
+    """Return the next job and the descriptors that were sent with it; None if the other side has closed.
+
+    There are fewer descriptors than were sent if this process has too many open files.
+    """
+    length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, DESCRIPTORS)
+    body = _body(connection, length)
+    return (_job.decode(body), descriptors) if body else None
+
+
+def _body(connection: socket.socket, length: bytes | bytearray) -> bytearray:
+    """Return what follows the length; empty if the other side ended before it was sent."""
+    if len(length) < _LENGTH.size:
+        return bytearray()
+    (count,) = _LENGTH.unpack(length)
+    if count > MOST_BYTES:
+        raise msgspec.DecodeError(f"a message of {count} bytes; at most {MOST_BYTES} are allowed")
+    return _exactly(connection, count)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytearray:
+    """Return this many bytes; none if the other side ended before."""
+    received = bytearray(count)
+    rest = memoryview(received)
+    while rest:
+        arrived = connection.recv_into(rest)
+        if not arrived:
+            return bytearray()
+        rest = rest[arrived:]
+    return received

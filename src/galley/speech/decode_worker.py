@@ -2,17 +2,16 @@
 
 A recording is untrusted input, and FFmpeg has hundreds of thousands of lines of code that read it. So each
 recording is read here, outside the server's process, in its own fork. The fork's memory is returned to the
-system when it ends, and the kernel enforces its budget:
+system when it ends, and it has a budget, which the kernel enforces on Linux:
 
 - CPU time: a profiling timer, whose signal (SIGPROF) ends the fork, whatever it is doing. Decoded audio
   earns more time, so long recordings need no larger budget than short ones;
-- memory: the address space may grow by ``max_bytes``.
+- memory: it may grow by ``max_bytes`` (:func:`galley.service.process_limits.limit_growth`).
 
 A fork waits while its samples are not read. It ends when its socket closes, and this process ends when its
-own socket closes.
+own socket closes. On Linux, forks end with this process, however that ends.
 """
 
-import ctypes
 import gc
 import io
 import os
@@ -25,11 +24,12 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Final, cast
 
 from galley.errors import AudioTooLong, RequestError
-from galley.service.process_limits import give_way, limit_growth
+from galley.service.process_limits import end_with_parent, give_way, limit_growth
 from galley.speech.audio import Recording, Samples
 from galley.speech.decode_frames import (
     BLOCK_SAMPLES,
-    MOST_BYTES,
+    DESCRIPTORS,
+    TAKEN,
     Answer,
     Block,
     Decode,
@@ -38,12 +38,11 @@ from galley.speech.decode_frames import (
     Opened,
     OutOfMemory,
     Refused,
-    decode_job,
-    encode,
+    receive_job,
+    send,
 )
 
 _NICE: Final = 5
-_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 _EARNED: Final = 0.1
 """CPU seconds allowed per second of audio. Stereo uses a thirtieth of this, 7.1 at 192 kHz a third."""
 _RESERVE_BYTES: Final = 1024 * 1024
@@ -55,10 +54,8 @@ class DecodeWorker:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._answers: dict[int, socket.socket] = {}
-        """Process id of each fork -> this process's copy of its socket."""
-        self._died: dict[int, tuple[socket.socket, Died]] = {}
-        """Descriptor -> a dead fork's socket, which can be full, and the message to send on it."""
+        self._forks: dict[int, socket.socket] = {}
+        """Process id of each fork -> the socket on which its death is reported."""
         self._poll = select.poll()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -71,27 +68,32 @@ class DecodeWorker:
         self._poll.register(self._woken, select.POLLIN)
         self._poll.register(self._control, select.POLLIN)
         serving = True
-        while serving or self._answers or self._died:
+        while serving or self._forks:
             for ready, _ in self._poll.poll():
                 if ready == self._woken:
                     self._reap()
-                elif ready in self._died:
-                    self._report_end(ready)
                 elif not self._take():
                     self._poll.unregister(self._control)
                     serving = False
 
     def _take(self) -> bool:
-        packet, descriptors, _, _ = socket.recv_fds(self._control, MOST_BYTES, 2)
-        if not packet:
+        """Start the next job; return False if the other side has closed the connection."""
+        try:
+            received = receive_job(self._control)
+            if received is None:
+                return False
+            self._control.sendall(TAKEN)
+        except OSError:
             return False
-        if len(descriptors) == 2:  # otherwise too many files were open: the socket closes
-            self._fork(packet, descriptors[0], socket.socket(fileno=descriptors[1]))
+        job, descriptors = received
+        if len(descriptors) == DESCRIPTORS:  # otherwise too many files were open: the sockets close
+            file, answers, death = descriptors
+            self._fork(job, file, socket.socket(fileno=answers), socket.socket(fileno=death))
         else:
             _close(descriptors)
         return True
 
-    def _fork(self, packet: bytes, file: int, answers: socket.socket) -> None:
+    def _fork(self, job: Decode, file: int, answers: socket.socket, death: socket.socket) -> None:
         parent = os.getpid()
         try:
             child = os.fork()
@@ -99,23 +101,24 @@ class DecodeWorker:
             print(
                 f"galley: cannot start a process for a recording: {error.strerror}", file=sys.stderr
             )
-            answers.close()
+            death.close()
         else:
             if child == 0:
+                death.close()
                 self._become_fork(parent)
-                _decode(decode_job(packet), file, answers)
-            self._answers[child] = answers
+                _decode(job, file, answers)
+            self._forks[child] = death
+        answers.close()  # so that the other side notices when the fork ends
         os.close(file)
 
     def _become_fork(self, parent: int) -> None:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() != parent:
             os._exit(0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
-        for other in (*self._answers.values(), *(answers for answers, _ in self._died.values())):
+        for other in self._forks.values():
             other.close()
         _close([self._woken, self._wake])
 
@@ -125,19 +128,11 @@ class DecodeWorker:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 child, status = ended
-                answers, code = self._answers.pop(child), os.waitstatus_to_exitcode(status)
-                if code:
-                    number = answers.fileno()
-                    self._died[number] = answers, Died(max(0, -code), max(0, code))
-                    self._poll.register(number, select.POLLOUT)
-                else:
-                    answers.close()
-
-    def _report_end(self, number: int) -> None:
-        answers, died = self._died.pop(number)
-        self._poll.unregister(number)
-        with answers, suppress(OSError):  # the other side may have closed the socket
-            answers.send(encode(died), socket.MSG_DONTWAIT)
+                code = os.waitstatus_to_exitcode(status)
+                # The other side may have closed the socket; it cannot be full.
+                with self._forks.pop(child) as death, suppress(OSError):
+                    if code:
+                        send(death, Died(max(0, -code), max(0, code)))
 
 
 def _decode(job: Decode, descriptor: int, answers: socket.socket) -> None:
@@ -194,7 +189,7 @@ def _send_samples(answers: socket.socket, samples: Samples) -> None:
 
 def _send(answers: socket.socket, answer: Answer) -> None:
     try:
-        answers.sendall(encode(answer))
+        send(answers, answer)
     except OSError:  # the reader has closed the socket
         os._exit(0)
 

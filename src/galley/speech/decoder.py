@@ -1,18 +1,14 @@
 """Decodes recordings in a separate process, within a budget; see :mod:`galley.speech.decode_worker`."""
 
-import io
 import logging
-import os
 import signal
 import socket
-import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import BinaryIO, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 
@@ -24,10 +20,8 @@ from galley.errors import (
     QueueFull,
     RequestError,
 )
-from galley.machine import nameless_file
 from galley.service.spawn import Spawned, spawn_decoder
 from galley.speech.decode_frames import (
-    MOST_BYTES,
     Answer,
     Block,
     Decode,
@@ -36,10 +30,11 @@ from galley.speech.decode_frames import (
     Opened,
     OutOfMemory,
     Refused,
-    decode_answer,
-    encode,
+    receive_answer,
+    send,
 )
 from galley.speech.features import SAMPLE_RATE
+from galley.speech.open_files import open_file
 from galley.speech.sources import TWO, RawPcm, Samples, Source
 
 log = logging.getLogger("galley.speech")
@@ -50,7 +45,6 @@ BYTES: Final = 256 * 1024 * 1024
 """Default budget of memory, in bytes."""
 _HANG_SECONDS: Final = 120.0
 """Seconds without output after which a decoder counts as stopped."""
-_COPIED: Final = 1024 * 1024
 MOST: Final = 64
 """Default maximum of concurrent recordings; each one can use its whole memory budget."""
 
@@ -64,7 +58,7 @@ class Audio(Protocol):
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong with the recording, as far as it was read."""
+        """Faults of the recording, as far as it was read."""
 
     @property
     def seconds(self) -> float:
@@ -96,6 +90,8 @@ class Decoder:
         self._max_bytes = max_bytes
         self._most = most
         self._lock = threading.RLock()  # a finalizer may run while the lock is held
+        self._sending = threading.Lock()
+        """Held for a whole job and the answer to it, which may take as long as the process's start."""
         self._process: Spawned | None = None
         self._silent: list[Spawned] = []
         self._open_now = 0
@@ -142,7 +138,7 @@ class Decoder:
                 )
             self._open_now += 1
         try:
-            with closing(_descriptor(source, name)) as file:
+            with closing(open_file(source)) as file:
                 job = Decode(
                     name=name,
                     offset=file.offset,
@@ -173,25 +169,36 @@ class Decoder:
         raise EngineNotReady("The audio decoder was killed twice", retry_after=1)
 
     def _open(self, job: Decode, file: int) -> "DecodedRecording":
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        ours.settimeout(_HANG_SECONDS)
+        with self._lock:
+            process = self._running()
+        answers, answering = socket.socketpair()
+        reports, reporting = socket.socketpair()
         try:
-            with theirs, self._lock:
-                process = self._running()
-                try:
-                    socket.send_fds(process.connection, [encode(job)], [file, theirs.fileno()])
-                except OSError as error:
+            with answering, reporting:
+                self._hand_over(process, job, [file, answering.fileno(), reporting.fileno()])
+            return DecodedRecording(job, answers, reports, self._ended)
+        except BaseException as error:
+            if isinstance(error, _Gone):
+                with self._lock:
                     self._replace(process)
-                    raise _Gone from error
-            return DecodedRecording(job, ours, self._ended)
-        except _Gone:
-            with self._lock:
-                self._replace(process)
-            ours.close()
+            answers.close()
+            reports.close()
             raise
-        except BaseException:
-            ours.close()
-            raise
+
+    def _hand_over(self, process: Spawned, job: Decode, descriptors: list[int]) -> None:
+        """Send a job and wait until the process has received its descriptors.
+
+        Raises:
+            _Gone: the process has ended, or hangs.
+        """
+        try:
+            with self._sending:
+                send(process.connection, job, descriptors)
+                taken = process.connection.recv(1)
+        except OSError as error:
+            raise _Gone from error
+        if not taken:
+            raise _Gone
 
     def _running(self) -> Spawned:
         if self._closed:
@@ -210,9 +217,17 @@ class Decoder:
         """Send the process no more recordings; the open ones may continue."""
         if self._process is process:
             self._process = None
-            process.connection.close()
+            self._disconnect(process)
             self._silent = [other for other in self._silent if _runs(other)]
             self._silent.append(process)
+
+    def _disconnect(self, process: Spawned) -> None:
+        with suppress(OSError):  # it may have ended
+            process.connection.shutdown(
+                socket.SHUT_RDWR
+            )  # a thread that waits for it fails at once
+        with self._sending:
+            process.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +243,7 @@ class Decoder:
             ending = [*self._silent, *([] if process is None else [process])]
             self._silent = []
         for one in ending:
-            one.connection.close()
+            self._disconnect(one)
             one.child.kill()  # it has no state to save
             one.child.wait()
 
@@ -241,10 +256,26 @@ class DecodedRecording:
         keeps_two: blocks are ``[samples, 2]``, since two channels are kept apart.
     """
 
-    def __init__(self, job: Decode, connection: socket.socket, ended: Callable[[], None]) -> None:
-        """Create the recording; called by :meth:`Decoder.open`. ``ended`` is called once, on close."""
+    def __init__(
+        self,
+        job: Decode,
+        answers: socket.socket,
+        reports: socket.socket,
+        ended: Callable[[], None],
+    ) -> None:
+        """Create the recording, and wait for its first answer; called by :meth:`Decoder.open`.
+
+        Args:
+            job: the recording.
+            answers: the socket of its answers.
+            reports: the socket on which the death of its fork is reported.
+            ended: called once, on close.
+        """
         self._job = job
-        self._connection = connection
+        self._answers = answers
+        self._reports = reports
+        for connection in (answers, reports):
+            connection.settimeout(_HANG_SECONDS)
         self._samples = 0
         self.warnings: list[str] = []
         opened = self._answer(first=True)
@@ -272,22 +303,22 @@ class DecodedRecording:
             self.warnings = answer.warnings
 
     def close(self) -> None:
-        """Close the connection; the decoding fork ends when it notices. Idempotent."""
-        self._connection.close()
+        """Close the sockets; the decoding fork ends when it notices. Idempotent."""
+        self._answers.close()
+        self._reports.close()
         self._ended()
 
     def _answer(self, *, first: bool = False) -> Answer:
         """Return the next answer; raise the exception if the answer is an error."""
         try:
-            packet = self._connection.recv(MOST_BYTES)
+            answer = receive_answer(self._answers) or receive_answer(self._reports)
         except OSError as error:
             log.warning("no answer from the audio decoder: %s", error)
-            packet = b""
-        if not packet:
+            answer = None
+        if answer is None:
             if first:
                 raise _Gone
             raise EngineNotReady("The audio decoder was killed", retry_after=1)
-        answer = decode_answer(packet)
         if isinstance(answer, Refused):
             raise _refusal(answer)
         if isinstance(answer, OutOfMemory):
@@ -346,57 +377,3 @@ def _refusal(answer: Refused) -> RequestError:
 
 def _runs(process: Spawned) -> bool:
     return process.child.poll() is None
-
-
-class _Descriptor:
-    """An open file and the offset at which a recording begins in it; closed by :meth:`close`."""
-
-    def __init__(self, number: int, offset: int) -> None:
-        self.number = number
-        self.offset = offset
-
-    def close(self) -> None:
-        os.close(self.number)
-
-
-def _descriptor(source: Source, name: str) -> _Descriptor:
-    if isinstance(source, bytes):
-        return _copied(io.BytesIO(source))
-    if not isinstance(source, str | Path):
-        return _of_file(source)
-    try:
-        number = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # for pipes
-    except OSError as error:
-        raise AudioError(f"cannot read {source}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise AudioError(f"cannot read {source}: it is not a regular file")
-    return _Descriptor(number, 0)
-
-
-def _of_file(file: BinaryIO) -> _Descriptor:
-    """Return the descriptor of a file on disk, or of a copy for any other file."""
-    if isinstance(file, SpooledTemporaryFile):
-        on_disk = file.name is not None
-    else:
-        on_disk = isinstance(getattr(file, "raw", file), io.FileIO)
-    if not on_disk:
-        return _copied(file)
-    if file.writable():
-        file.flush()
-    return _Descriptor(os.dup(file.fileno()), file.tell())
-
-
-def _copied(file: BinaryIO) -> _Descriptor:
-    """Return the descriptor of a copy in memory, which the decoder can read."""
-    start = file.tell()
-    number = nameless_file("recording")
-    try:
-        with os.fdopen(os.dup(number), "wb") as copy:
-            while part := file.read(_COPIED):
-                copy.write(part)
-    except BaseException:
-        os.close(number)
-        raise
-    file.seek(start)
-    return _Descriptor(number, 0)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.errors import RequestError
-from galley.speech.agreement import LocalAgreement, align_head, split
 from galley.speech.audio_buffer import AudioBuffer
 from galley.speech.endpoint import Boundary, Endpointer, Onset
 from galley.speech.fallback import choose
@@ -37,6 +36,7 @@ from galley.speech.options import LiveOptions
 from galley.speech.segmenter import SAMPLES_PER_MS, VadStream
 from galley.speech.tokens import SpeechTokens
 from galley.speech.utterance import Decoding, Turn, Utterance
+from galley.speech.utterance_text import UtteranceText
 from galley.types import EngineRequest, Output
 
 _HELD_MS: Final = 5_000
@@ -90,6 +90,7 @@ class LiveSession:
         self._paused = False
         """Whether the last Paused event stands."""
         self._text = LiveText(self._decoder.encode, tokens.info.require_text().max_model_len)
+        self._spoken = UtteranceText(self._text, self._is_long)
         self._options = options
         self.language = self._language_of(options)
         """The spoken language as a code; None until it is detected."""
@@ -156,7 +157,7 @@ class LiveSession:
         self._drop_audio()
 
     def end_after(self, turn: int, silence_ms: int) -> None:
-        """End a turn that has paused once its silence has lasted long enough, unless speech goes on.
+        """End a turn that has paused once its silence has lasted long enough, unless speech continues.
 
         Args:
             turn: the number of the turn. Without a pause in it, nothing happens.
@@ -369,21 +370,11 @@ class LiveSession:
         if decoding.purpose == "final":
             self._finish(utterance, text)
         else:
-            self._cut(utterance, decoding.end, text)
+            self._spoken.cut(utterance, decoding.end, text, self.language or "")
 
     def _take_partial(self, utterance: Utterance, text: str | None) -> None:
         """Process a partial transcript of all the utterance's audio; None if the decoding was not good."""
-        agreement = utterance.agreement
-        first = not agreement.final
-        utterance.partial = text
-        if text is None:
-            agreement.reject()
-        else:
-            self._add_final(utterance, agreement.update(text, self.language or ""), first=first)
-        interim = self._text.spaced(
-            utterance.turn, agreement.interim, self.language or "", first=not agreement.final
-        )
-        self._text.set_interim(utterance.turn, interim)
+        interim = self._spoken.take_partial(utterance, text, self.language or "")
         self._report_pause(
             utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
         )
@@ -400,29 +391,5 @@ class LiveSession:
 
     def _finish(self, utterance: Utterance, text: str) -> None:
         """Complete the first utterance with the final transcript of all its audio."""
-        first = not utterance.agreement.final
-        self._add_final(utterance, utterance.agreement.finish(text), first=first)
-        self._text.set_interim(utterance.turn, "")
-        self._text.add_context(utterance.turn, utterance.agreement.final)
+        self._spoken.finish(utterance, text, self.language or "")
         self._utterances.popleft()
-
-    def _cut(self, utterance: Utterance, at: int, head: str) -> None:
-        """Remove the utterance's audio before ``at``, whose final transcript is ``head``.
-
-        Final words after ``at`` remain the prefix of the remaining audio's transcript.
-        """
-        language, agreement = self.language or "", utterance.agreement
-        words, final = split(head, language), split(agreement.final, language)
-        in_head, sent = align_head(words, final) if words else (len(final), 0)
-        rest = "".join(final[in_head:])
-        self._add_final(utterance, "".join(words[sent:]), first=not agreement.final)
-        self._text.add_context(utterance.turn, head)
-        if self._is_long(rest):
-            rest = ""
-        utterance.agreement = LocalAgreement(rest if head.startswith(" ") else rest.lstrip())
-        utterance.start = utterance.decoded_to = at
-        utterance.cut_at = utterance.partial = None
-        self._text.set_interim(utterance.turn, "")
-
-    def _add_final(self, utterance: Utterance, text: str, *, first: bool) -> None:
-        self._text.add_final(utterance.turn, text, self.language or "", first=first)

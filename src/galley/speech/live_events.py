@@ -36,7 +36,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The turn goes on after :class:`Paused`: its text is out of date."""
+    """The turn continues after :class:`Paused`: its text is out of date."""
 
     turn: int
 

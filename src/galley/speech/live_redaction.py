@@ -13,7 +13,7 @@ from galley.speech.results import Segment
 class LiveRedactor:
     """Redacts the events of one live stream.
 
-    A number may go on in the next turn, so deltas are held back across turns, and a turn's last event
+    A number may continue in the next turn, so deltas are held back across turns, and a turn's last event
     follows its deltas. Other events pass at once. Interim texts are dropped: they are not final.
 
     Args:

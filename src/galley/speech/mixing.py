@@ -41,7 +41,7 @@ def channels_of(frame: AudioFrame) -> NDArray[np.float32]:
 def weights_of(names: Sequence[str]) -> NDArray[np.float32]:
     """Return each channel's weight in the mix; float32 ``[channels]`` with sum 1.
 
-    A layout with a center channel, as in films, carries the dialogue there. The subwoofer channel has
+    A layout with a center channel, as in films, carries the dialog there. The subwoofer channel has
     weight 0. Channels without a position have equal weights.
 
     Args:

@@ -1,4 +1,4 @@
-"""Sounds of a call that are no speech, music and the tones of keys, and recordings without them."""
+"""Sounds of a call other than speech (music and the tones of keys), and recordings without them."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -16,7 +16,7 @@ Samples: TypeAlias = NDArray[np.float32]
 _CROSSINGS: Final = 32
 """Zero crossings of the sinc on each side."""
 _BETA: Final = 8.0
-"""Of the Kaiser window: what folds back is 80 dB lower."""
+"""Parameter of the Kaiser window, with which aliases are 80 dB lower."""
 _PASSED: Final = 0.92
 """Share of the lower rate's band that passes."""
 _LONGEST_PERIOD: Final = 480

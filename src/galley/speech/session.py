@@ -6,7 +6,6 @@ session's requests to an engine, and passes the engine's outputs back.
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -15,19 +14,17 @@ from numpy.typing import NDArray
 
 from galley.errors import EngineError, RequestError
 from galley.service.speech_requests import align_request, transcribe_requests
-from galley.speech.alignment import token_times
 from galley.speech.chunks import AudioChunk
-from galley.speech.fallback import Answer, Attempt, choose, likeliest
-from galley.speech.features import HOP, SAMPLE_RATE, encoder_input, rest_of
-from galley.speech.hallucination import find_invented
+from galley.speech.fallback import Answer, choose, likeliest
+from galley.speech.features import SAMPLE_RATE, encoder_input, rest_of
 from galley.speech.languages import UNSPACED
 from galley.speech.low_confidence import LowConfidence
 from galley.speech.merge import join
 from galley.speech.options import TranscribeOptions
 from galley.speech.part import ChunkJob, Part
-from galley.speech.results import Segment, Word
-from galley.speech.tokens import LEAST_STEP, SpeechTokens, Transcript
-from galley.speech.word_times import time_words
+from galley.speech.part_reader import PartReader
+from galley.speech.results import Segment
+from galley.speech.tokens import SpeechTokens
 from galley.speech.words import after_space, keep_words, not_before, words_of
 from galley.types import EngineRequest, Output
 from galley.types.audio import Alignment
@@ -76,6 +73,7 @@ class Session:
         self._options = options
         self._rules = options.rules
         self._timestamps = options.timestamps and tokens.speech.timestamp_begin is not None
+        self._reader = PartReader(tokens, options)
         self._request_id = request_id
         self._priority = priority
         self._cache_salt = cache_salt
@@ -258,12 +256,12 @@ class Session:
             self._start(job, part)
             return
         part.best = best
-        self._read(job, part, best)
+        self._reader.read(job, part, best)
         if part.decoded:
             start = job.time(part, part.decoded[0].start)
             self._low_confidence.add(start, best.avg_logprob)
         if not (self._options.aligns_words and part.decoded):
-            part.segments = self._segments(job, part, None)
+            part.segments = self._reader.segments(job, part, None)
             self._go_on(job, part)
             return
         if self._options.hallucination_silence_threshold is None:
@@ -280,20 +278,6 @@ class Session:
         )
         self._request(job, part, [request])
 
-    def _read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
-        """Parse the chosen transcript, and find the speech in the chunk that it does not cover."""
-        if self._is_silence(part, best):
-            return
-        heard = self._tokens.transcript(
-            best.tokens,
-            best.scores,
-            job.chunk.seconds - part.start,
-            complete=best.complete or not self._timestamps,
-            timed=self._timestamps,
-        )
-        part.decoded = heard.segments
-        part.rest = self._rest(job, part, heard)
-
     def _go_on(self, job: ChunkJob, part: Part) -> None:
         """Start the part after one whose text is certain, if speech is left."""
         if self._rules.condition_on_previous_text:
@@ -309,92 +293,11 @@ class Session:
 
     def _align(self, job: ChunkJob, part: Part, alignment: Alignment) -> None:
         """Set the part's segments from the times of its words, without invented ones."""
-        words = self._words(job, part, alignment)
+        words = self._reader.words(job, part, alignment, self._written(self._language_of(job)))
         if self._options.hallucination_silence_threshold is not None:
-            words = self._without_invented(job, part, words)
+            words = self._reader.without_invented(job, part, words)
             self._go_on(job, part)
-        part.segments = self._segments(job, part, words)
-
-    def _without_invented(
-        self, job: ChunkJob, part: Part, words: list[list[Word]]
-    ) -> list[list[Word]]:
-        """Remove invented segments from the part, and set where its audio is decoded again."""
-        threshold = self._options.hallucination_silence_threshold
-        assert threshold is not None
-        cut = find_invented(
-            words,
-            seconds=job.chunk.seconds - part.start,
-            window=part.encoder_input.frames * HOP / SAMPLE_RATE,
-            silence=part.start - job.speech_end,
-            threshold=threshold,
-        )
-        if cut is not None:
-            words, part.decoded = words[: cut.kept], part.decoded[: cut.kept]
-            part.rest = None
-            if cut.resume is not None:
-                resume = part.start + cut.resume
-                rest = job.chunk.untranscribed_from(resume)
-                part.rest = None if rest is None else max(rest, resume)
-        if words:
-            job.speech_end = part.start + words[-1][-1].end
-        return words
-
-    def _is_silence(self, part: Part, best: Attempt) -> bool:
-        """Return whether a part is treated as silence.
-
-        After earlier text, a high no-speech probability is enough: the model may transcribe a breath or an
-        echo as a very likely phrase.
-        """
-        limit = self._rules.no_speech_threshold
-        is_rest = part.start > 0 and limit is not None and best.no_speech_prob > limit
-        return is_rest or best.is_silence(self._rules)
-
-    def _rest(self, job: ChunkJob, part: Part, heard: Transcript) -> float | None:
-        """Return the time in the chunk from which speech is left to transcribe; None if none is left.
-
-        The speech detector decides this. If the whole recording counts as speech, the model's transcript
-        decides it, as in openai/whisper.
-        """
-        if not self._timestamps or not heard.segments or not heard.until:
-            return None
-        if self._options.speech is None and not heard.goes_on:
-            return None
-        rest = job.chunk.untranscribed_from(part.start + heard.until)
-        return None if rest is None or rest < part.start + LEAST_STEP else rest
-
-    def _words(self, job: ChunkJob, part: Part, alignment: Alignment) -> list[list[Word]]:
-        """Return the words of each decoded segment, with times in the part."""
-        count = sum(len(segment.tokens) for segment in part.decoded)
-        seconds = job.chunk.seconds - part.start
-        times = token_times(alignment, count, seconds, self._tokens.row_seconds)
-        written = self._written(self._language_of(job))
-        return time_words(part.decoded, times, self._tokens.tokenizer, written)
-
-    def _segments(
-        self, job: ChunkJob, part: Part, words: Sequence[Sequence[Word]] | None
-    ) -> list[Segment]:
-        """Return the part's segments with times in the recording, taken from ``words`` where given."""
-        best = part.best
-        assert best is not None
-        segments = []
-        by_segment = [None] * len(part.decoded) if words is None else words
-        for decoded, timed in zip(part.decoded, by_segment, strict=True):
-            placed = None if timed is None else tuple(job.place(part, word) for word in timed)
-            segment = Segment(
-                id=0,
-                start=round(placed[0].start if placed else job.time(part, decoded.start), 3),
-                end=round(placed[-1].end if placed else job.time(part, decoded.end, end=True), 3),
-                text=self._tokens.text(decoded.tokens),
-                tokens=decoded.tokens,
-                temperature=best.temperature,
-                avg_logprob=best.avg_logprob,
-                compression_ratio=best.compression_ratio,
-                no_speech_prob=best.no_speech_prob,
-                words=placed if self._options.word_timestamps else None,
-                language=job.language if self._options.multilingual else None,
-            )
-            segments.append(segment)
-        return segments
+        part.segments = self._reader.segments(job, part, words)
 
     def _join(self, left: ChunkJob, right: ChunkJob) -> bool:
         """Remove the words that two overlapping chunks share; return False if one has no segments yet."""

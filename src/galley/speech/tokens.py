@@ -57,8 +57,8 @@ class DecodedSegment(NamedTuple):
     scores: tuple[float, ...]
 
 
-class Transcript(NamedTuple):
-    """The parsed tokens of a transcript.
+class DecodedText(NamedTuple):
+    """The parsed tokens of a transcript, as the model wrote it.
 
     Attributes:
         segments: the segments in order, each with at least one letter or digit.
@@ -229,7 +229,7 @@ class SpeechTokens:
         *,
         complete: bool = True,
         timed: bool = True,
-    ) -> Transcript:
+    ) -> DecodedText:
         """Parse the tokens of a transcript.
 
         Text between two timestamps is a segment. A segment without a timestamp before it begins where the
@@ -266,7 +266,7 @@ class SpeechTokens:
             segments.append(_segment(start, seconds, text))
             until = None
         kept = [segment for segment in segments if self._has_text(segment.tokens)]
-        return Transcript(kept, until, dropped or row[-2:] == [True, True])
+        return DecodedText(kept, until, dropped or row[-2:] == [True, True])
 
     def _has_text(self, tokens: Sequence[int]) -> bool:
         """Return whether the text has a letter or a digit: a model may transcribe noise as a full stop."""

@@ -100,7 +100,7 @@ _LEAVES_SPACES: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 class GGUFText(NamedTuple):
-    """What a GGUF file specifies about texts.
+    """The tokenizer settings of a GGUF file.
 
     Attributes:
         inner: the tokenizer.

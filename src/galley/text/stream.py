@@ -14,7 +14,7 @@ from galley.types import FinishReason, Output, SamplingParams, TokenLogprob
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine output adds to a choice.
+    """The text that one engine output adds to a choice.
 
     Attributes:
         text: text that has become final; may lag behind ``token_ids``.

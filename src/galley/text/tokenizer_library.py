@@ -1,4 +1,4 @@
-"""What the tokenizers library needs around it: errors of its own kind, texts that it can encode."""
+"""Adapts the tokenizers library: errors of Galley's own kind, texts that it can encode."""
 
 import re
 from collections.abc import Iterable, Iterator

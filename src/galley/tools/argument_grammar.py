@@ -26,7 +26,7 @@ _KEY: Final = re.compile(r"[^<>\s]+")
 
 
 class Builder(Protocol):
-    """What the functions here need to build a grammar."""
+    """The context in which these functions build a grammar."""
 
     terminals: dict[str, str]
 
@@ -125,7 +125,7 @@ def python_arguments(builder: Builder, tool: Tool) -> str:
 
 
 def _any_text(builder: Builder) -> str:
-    """Add rules for text up to its end marker, without other texts that a parser would take for it."""
+    """Add rules for text up to its end marker, without other texts that a parser would mistake for it."""
     ends = "|".join(re.escape(end).replace("/", "\\/") for end in (PARAMETER, FUNCTION_END))
     builder.terminals["VALUE"] = rf"/(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"
     end = builder.literal(f"\n{PARAMETER_END}")

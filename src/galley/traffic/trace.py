@@ -61,7 +61,7 @@ class TraceLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """What tells the line from others; its texts are bound to it."""
+        """Identifies the line; its texts are bound to it."""
         return f"{self.timestamp!r} ms, {self.input_length} and {self.output_length} tokens"
 
 
@@ -102,7 +102,7 @@ def read_trace(place: Path, unit: Unit = "auto") -> list[Turn]:
     files = sorted(place.glob("trace-*.jsonl")) if place.is_dir() else [place]
     lines = [line for file in files for line in _lines(file)]
     if not lines:
-        raise SettingsError(f"{place}: no line of a trace in it")
+        raise SettingsError(f"{place}: it has no line of a trace")
     if unit == "auto":
         known = any(line.hash_ids is not None or line.session_id for line in lines)
         unit = "ms" if known else "s"

@@ -50,7 +50,7 @@ _WORDS: Final = {
 """Abbreviation, without its last point -> how it is read."""
 
 ABBREVIATIONS: Final = frozenset({*_WORDS, *_SHORT_MONTHS, "st", "no", "u.s", "u.k"} - {"may"})
-"""Abbreviations, in lower case and without the last point, after which a sentence goes on."""
+"""Abbreviations, in lower case and without the last point, after which a sentence continues."""
 
 _CURRENCIES: Final = {
     "$": ("dollar", "cent", "cents"),

@@ -27,7 +27,7 @@ _TIE_SHIFT: Final = 8
 
 _MARK: Final = re.compile(r"([,;:.!?…—–])(?=[\s\"'”’)]|\Z)")
 _SWITCH: Final = re.compile(r"\([a-z][a-z-]*\)")
-"""What espeak-ng writes where a word is in another language."""
+"""Marks that espeak-ng writes where a word is in another language."""
 
 
 class _Wanted(ctypes.Structure):

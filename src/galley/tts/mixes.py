@@ -11,9 +11,9 @@ _PART: Final = re.compile(r"\s*([^+()\s]+)\s*(?:\(\s*(\d{1,6}(?:\.\d{1,6})?)\s*\
 
 
 def parse_mix(name: str) -> list[tuple[str, float]] | None:
-    """Return the voices of a mix and their weights, which are 1 where none is given; None: it is no mix.
+    """Return the voices of a mix and their weights, which are 1 where none is given; None: it is not a mix.
 
-    Weights that sum to zero, and more than :data:`MOST_VOICES` voices, are no mix.
+    Weights that sum to zero, and more than :data:`MOST_VOICES` voices, are not a mix.
     """
     texts = name.split("+", MOST_VOICES)
     if len(texts) > MOST_VOICES:

@@ -24,7 +24,7 @@ _TYPES: Final = ("weight_dtype", "kv_dtype")
 
 @dataclass(frozen=True)
 class Prices:
-    """What CPU time costs: US dollars an hour for all ``cores`` of the machine; None is not known."""
+    """The price of CPU time: US dollars an hour for all ``cores`` of the machine; None: not known."""
 
     per_hour: float | None
     cores: int

@@ -1,4 +1,4 @@
-"""What the plan predicts of candidates on recorded traffic, before anything is measured."""
+"""The plan's predictions for candidates on recorded traffic, before anything is measured."""
 
 import dataclasses
 import math
@@ -130,7 +130,7 @@ class Forecaster:
         return self._sizes[weights, kv]
 
     def _with_threads(self, sizes: ModelSizes, threads: int) -> Machine:
-        """Return this machine with so many of its cores; they share its bandwidth."""
+        """Return this machine with this many of its cores; they share its bandwidth."""
         key = sizes.precision, threads
         if key not in self._machines:
             machine = machine_for(self._peaks, sizes, threads)
@@ -141,5 +141,5 @@ class Forecaster:
 
 
 def slower(traffic: Traffic, servers: int) -> Traffic:
-    """Return the traffic of one of so many servers that share it."""
+    """Return the traffic of one of this many servers that share it."""
     return dataclasses.replace(traffic, rate=traffic.rate / servers)

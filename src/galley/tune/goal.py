@@ -16,11 +16,11 @@ _LIMIT: Final = re.compile(r"(\w+)\s+p(\d+(?:\.\d+)?)\s*<=?\s*(\d+(?:\.\d+)?)\s*
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A quantile of a latency may be so many seconds at most.
+    """A quantile of a latency must not exceed this many seconds.
 
     Attributes:
         metric: "ttft", "tpot" or "latency".
-        quantile: in per cent, such as 95.
+        quantile: in percent, such as 95.
         seconds: the most.
     """
 

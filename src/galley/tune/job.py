@@ -40,7 +40,7 @@ _TOKENS: Final = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be tuned.
+    """The arguments of a tuning job.
 
     Attributes:
         settings: of the engine, whose other values stay as they are.
@@ -130,7 +130,7 @@ class Job:
         return cls(wanted, model, bench, tuning, file)
 
     def size(self, count: int) -> int:
-        """Return the requests of all rounds with so many candidates in the first."""
+        """Return the requests of all rounds with this many candidates in the first."""
         return sum(number * part for number, part in rounds(count, len(self.wanted.turns)))
 
     def search(

@@ -18,7 +18,7 @@ from galley.tune.trials import Trial
 
 VERSION: Final = 1
 ETA: Final = 3
-"""In each round a third of the candidates go on, on three times as much of the trace."""
+"""In each round, a third of the candidates continue, on three times as much of the trace."""
 
 ROUNDS: Final = 3
 
@@ -50,7 +50,7 @@ class Tuning(msgspec.Struct, kw_only=True):
     trials: list[Trial] = []
 
     def trial(self, candidate: Candidate, turns: int) -> Trial | None:
-        """Return the trial of a candidate on so many turns; None: there is none, or it failed."""
+        """Return the trial of a candidate on this many turns; None: there is none, or it failed."""
         found = (t for t in self.trials if t.candidate == candidate and t.turns == turns)
         return next((trial for trial in found if not trial.problem), None)
 
@@ -99,9 +99,9 @@ def forecast_factor(forecast: Forecast, goal: Sequence[Limit]) -> float:
 
 
 def rounds(count: int, turns: int) -> list[tuple[int, int]]:
-    """Return (candidates, turns) of each round for so many candidates and turns in all.
+    """Return (candidates, turns) of each round for this total number of candidates and turns.
 
-    A round after which all of its candidates would go on decides nothing, and is left out.
+    A round after which all of its candidates would continue decides nothing, and is left out.
     """
     sizes = [max(1, count // ETA**number) for number in range(ROUNDS)]
     parts = [math.ceil(turns / ETA ** (ROUNDS - 1 - number)) for number in range(ROUNDS)]
@@ -131,7 +131,7 @@ def search(
         goal: what is to be met.
         count: candidates of the first round.
         turns: of the whole trace.
-        measure: measures a candidate on so many turns.
+        measure: measures a candidate on this many turns.
         on_trial: called with each trial, measured now or before.
     """
 

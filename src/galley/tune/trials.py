@@ -20,7 +20,7 @@ from galley.tune.space import Candidate
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate achieved on the first turns of the trace.
+    """The results of a candidate on the first turns of the trace.
 
     Attributes:
         turns: how many.

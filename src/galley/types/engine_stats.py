@@ -138,6 +138,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
         state: whether it accepts requests; "draining": it finishes those that it has.
         stats: the latest statistics of its engine.
         restarts: how often its engine was replaced, or the connection to it.
+        killed_starts: how often its engine was killed while it loaded.
         pid: the engine's process id, if one is running on this machine.
         version: digest of the model and of how it is computed; empty before it is known.
         remote: whether it is reached over a network.
@@ -148,6 +149,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: EngineState | Literal["draining"]
     stats: EngineStats
     restarts: int
+    killed_starts: int = 0
     pid: int | None = None
     version: str = ""
     remote: bool = False

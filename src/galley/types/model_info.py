@@ -227,6 +227,9 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
         max_batch_size: the most rows of a request, if it is batched; 0: no limit.
         platform: the runtime and format, as in the Open Inference Protocol's metadata, such as
             "onnxruntime_onnx".
+        priority_levels: levels of priority that requests may have, from 1; 0: any.
+        default_priority: level of requests without one of these.
+        timeout: seconds within which a request has to be answered; 0: it has no limit of this model.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -234,6 +237,15 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     batched: bool = False
     max_batch_size: int = 0
     platform: str = ""
+    priority_levels: int = 0
+    default_priority: int = 0
+    timeout: float = 0.0
+
+    def priority(self, given: int) -> int:
+        """Return the priority of a request that asks for ``given``; 0: for none."""
+        if self.priority_levels and not 1 <= given <= self.priority_levels:
+            return self.default_priority
+        return given
 
 
 class VoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +288,7 @@ class TransferInfo(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
     def at(self, tokens: int) -> KVPeer | None:
-        """Return where the full blocks of so many tokens can be fetched; None: they are not offered."""
+        """Return where the full blocks of this many tokens can be fetched; None: they are not offered."""
         whole = tokens // BLOCK_TOKENS * BLOCK_TOKENS
         return KVPeer(self.host, self.port, whole) if self.port else None
 
@@ -325,6 +337,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
                 param="model",
             )
         return self.text
+
+    def require_tensors(self) -> TensorInfo:
+        """Return ``tensors`` of a model that predicts."""
+        assert self.tensors is not None, f"{self.name} does not predict"
+        return self.tensors
 
     def require_program(self) -> ProgramInfo:
         """Return ``program`` of a model that an executor of Galley computes."""

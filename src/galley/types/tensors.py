@@ -1,7 +1,7 @@
 """Tensors of requests and answers, with the data types of the Open Inference Protocol (v2)."""
 
 from math import prod
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -38,6 +38,12 @@ ELEMENT_BYTES: Final[dict[Datatype, int]] = {
 """Data type -> bytes of an element. Elements of BYTES differ in size and are not listed."""
 
 
+if TYPE_CHECKING:
+    Data: TypeAlias = bytes | memoryview
+else:
+    Data = bytes
+"""A tensor's elements: bytes in a decoded frame, or a view of where they were received."""
+
 MOST_BYTES: Final = 255 << 20
 """The most bytes of a request's tensors, or of its answer's: they are in one frame between processes."""
 
@@ -68,7 +74,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    data: bytes
+    data: Data
 
     @property
     def elements(self) -> int:

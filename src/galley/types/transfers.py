@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 Role: TypeAlias = Literal["off", "prefill", "decode", "both"]
-"""What an engine does with other engines' keys and values: nothing, offer its own, fetch, or both."""
+"""The role of an engine in the exchange of keys and values: none, offer its own, fetch, or both."""
 
 MOST_BLOCKS: Final = 1 << 18
 """Maximum number of blocks in a request for blocks."""

@@ -37,7 +37,7 @@ FAMILIES = [
     "deepseek-v2",
     *(["qwen3-moe", "glm4-moe", "deepseek-v3"] if ON_GPU else []),
 ]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 PROMPTS = [random_ids(20 + n, n) for n in (1, 37)]
 
 

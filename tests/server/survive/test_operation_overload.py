@@ -91,7 +91,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504(server: Server, stream: bool
 
 
 def test_requests_that_would_miss_their_deadline_are_refused_at_once(server: Server) -> None:
-    burst(server, SEATS + QUEUE, tokens=4000)  # busy for more than a second: the pace is known
+    burst(server, SEATS + QUEUE, tokens=2000)  # busy for more than a second: the pace is known
     until(lambda: idle_but_for_the_neighbor(server))
     long = BODY | {"max_tokens": 15_000, "stream": True}
     with server.client() as client, ExitStack() as patient:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import sys
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ async def closed_loop(
         client: client of the server.
         requests: taken one by one.
         concurrency: how many at a time.
-        count: how many in all; None is no bound.
+        count: total number; None: unlimited.
         seconds: none is started later than this.
         on_end: called at the end of each request.
 
@@ -164,7 +163,7 @@ def _raised_priority() -> Iterator[None]:
     Next to a server on the same cores, a lower niceness is not enough: a running thread keeps the core for
     milliseconds.
     """
-    if sys.platform != "linux":
+    if not hasattr(os, "sched_setscheduler"):  # macOS
         yield
         return
     before = os.sched_getscheduler(0), os.sched_getparam(0)

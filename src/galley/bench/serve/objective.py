@@ -11,7 +11,7 @@ _LIMIT: Final = re.compile(r"(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(us|ms|s)")
 
 
 def parse_objective(text: str) -> dict[str, float]:
-    """Parse ``ttft=1s,tpot=50ms``: metric -> most seconds; empty text is no objective.
+    """Parse ``ttft=1s,tpot=50ms``: metric -> most seconds; empty text means no objective.
 
     Raises:
         SettingsError: a part is of another form or names another metric.

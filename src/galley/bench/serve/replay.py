@@ -79,7 +79,7 @@ class RecordedTexts:
         return self._texts[index].prompt
 
     def answered(self, most: int) -> list[tuple[list[int], list[int]]]:
-        """Return prompts with their first answers, at most so many, evenly spaced over the trace."""
+        """Return prompts with their first answers, at most this many, evenly spaced over the trace."""
         found = [
             (text.prompt, text.outputs[0])
             for text in self._texts

@@ -18,11 +18,7 @@ from galley.bench.serve.results import Point, Report
 from galley.bench.serve.words import Words
 from galley.bench.serve.workload import Prepared, Workload
 from galley.errors import EngineError, SettingsError
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from galley.machine import raise_open_files
 
 _TICK: Final = 0.25  # seconds between two updates of the progress bar
 
@@ -96,7 +92,7 @@ async def run_all(
         EngineError: the server cannot be reached, or refuses the first request.
         SettingsError: the model has to be named.
     """
-    allow_files()
+    raise_open_files()
     started = datetime.datetime.now(datetime.UTC)
     try:
         model = model or await first_model(client)
@@ -212,11 +208,3 @@ async def first_model(client: Client) -> str:
         raise SettingsError(
             f"the server does not list its models (GET /v1/models: {status}); name one with --model"
         ) from None
-
-
-def allow_files() -> None:
-    """Raise the limit of open files, and so of connections, as far as the system allows."""
-    if resource is None:
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

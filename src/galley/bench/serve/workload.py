@@ -86,7 +86,7 @@ class Workload:
             )
 
     def requests(self, model: str, words: Words, *, run: int) -> Iterator[Prepared]:
-        """Yield requests without end.
+        """Yield requests endlessly.
 
         Args:
             model: the served name.

@@ -1,4 +1,4 @@
-"""What gateways and replicas say of themselves, as commands read it from Ray Serve."""
+"""The figures of gateways and replicas, as commands read them from Ray Serve."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def in_flight(name: str, releases: Iterable[PlannedRelease]) -> int:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What ``galley cluster status`` shows.
+    """The figures that ``galley cluster status`` shows.
 
     Attributes:
         replicas: rows of model, release, role, share, replica, state, requests and predicted time to the

@@ -1,7 +1,7 @@
 """The deployment of gateways: each supervises a ``galley serve`` process and lists the replicas for it.
 
 The process knows nothing of Ray: it follows a file (:mod:`galley.cluster.members`). While Ray's controller
-is away, gateways go on with the replicas that they have.
+is away, gateways continue with the replicas that they have.
 """
 
 import asyncio

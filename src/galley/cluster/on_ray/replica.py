@@ -1,6 +1,7 @@
 """The deployment of a release: each replica supervises an engine process and serves gateways."""
 
 import logging
+import time
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,8 @@ class ModelReplica:
             )
         self._host = ReplicaHost(settings, access, self._spec.release)
         self._leaving = False
+        self._start_seconds = 0.0
+        began = time.monotonic()
         try:
             await self._host.start()
             first, last = self._spec.ports
@@ -49,6 +52,7 @@ class ModelReplica:
         except BaseException:
             await self._host.close()
             raise
+        self._start_seconds = time.monotonic() - began
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         log.info("%s %s serves gateways at %s", self._spec.model, self._spec.release, self._address)
 
@@ -70,6 +74,7 @@ class ModelReplica:
             "waiting": load.waiting,
             "seats": load.seats,
             "first_token_seconds": load.first_token_seconds,
+            "start_seconds": self._start_seconds,
         }
 
     async def check_health(self) -> None:

@@ -38,7 +38,7 @@ _PARENT_DEATH_SIGNAL: Final = 1
 """``PR_SET_PDEATHSIG`` of Linux's prctl."""
 
 _LISTENS: Final = re.compile(rb"Galley \S+ listens on ")
-"""What the process prints once it accepts connections and handles signals."""
+"""Matches the line that the process prints once it accepts connections and handles signals."""
 
 _START_FAILED: Final = 1
 """Exit code of a process that could not start."""
@@ -277,7 +277,7 @@ def _read(path: Path, start: int, most: int) -> bytes:
 
 
 def _shorten(path: Path, most: int = _MOST_LOG_BYTES) -> None:
-    """Move the contents of a log that has become long to ``log.old``; the process goes on appending."""
+    """Move the contents of a log that has become long to ``log.old``; the process continues to append."""
     with suppress(OSError):
         if _size(path) > most:
             shutil.copyfile(path, path.with_name(f"{path.name}.old"))

@@ -1,4 +1,4 @@
-"""What replicas and gateways are started with, as Ray passes it on; imports no Ray."""
+"""The arguments of replicas and gateways, as Ray passes them on; imports no Ray."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from galley.cluster.config import ClusterConfig, Release, underscored
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is started with.
+    """The arguments of a replica.
 
     Attributes:
         model: the model's name in the API.
@@ -45,7 +45,7 @@ def replica_spec(config: ClusterConfig, model: str, release: Release) -> dict[st
 
 
 class GatewaySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway is started with; if it changes, gateways are restarted.
+    """The arguments of a gateway; if they change, gateways are restarted.
 
     Attributes:
         host: the address to bind.

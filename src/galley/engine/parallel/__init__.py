@@ -1,4 +1,4 @@
-"""One model computed by several processes of a machine (tensor parallelism).
+"""One model computed by several processes, of one machine or several (tensor parallelism).
 
     engine's process, rank 0                      rank 1, 2, ...
     ParallelExecutor.submit(batch) -- frames --->  rank.py: the same step
@@ -7,5 +7,6 @@
 
 ``graph/divide/`` has the programs. ``factory.py`` starts the ranks, ``executor.py`` is rank 0 and what the
 engine sees, ``rank.py`` the loop of the others, ``links.py`` and ``frames.py`` have the messages between
-them, and ``cpus.py`` where they run.
+them, and ``cpus.py`` where they run. Of ranks on other machines, ``remote.py`` is rank 0's side,
+``elsewhere.py`` is theirs, and ``mesh.py`` has the connections over which rows travel.
 """

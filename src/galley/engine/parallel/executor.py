@@ -56,6 +56,7 @@ class ParallelExecutor:
         links: the connections to the other ranks, in their order.
         loaded: what these have loaded.
         shared: rank 0's communicator.
+        here: how many ranks are on this machine, rank 0 included.
         on_close: called when the ranks have ended.
     """
 
@@ -66,12 +67,15 @@ class ParallelExecutor:
         links: Sequence[RankLink],
         loaded: Sequence[Loaded],
         shared: Communicator,
+        *,
+        here: int,
         on_close: Callable[[], None],
     ) -> None:
         self._own = own
         self._parts = parts
         self._links = links
         self._loaded = loaded
+        self._here = loaded[: here - 1]
         self._shared = shared
         self._adapters = itertools.count()
         self._dropped: list[int] = []
@@ -117,13 +121,13 @@ class ParallelExecutor:
         return self._own.expert_counts()
 
     def kv_bytes_per_block(self) -> int:
-        """Return the bytes of a block over all ranks."""
-        others = sum(one.kv_bytes_per_block for one in self._loaded)
+        """Return the bytes of a block over all ranks of this machine."""
+        others = sum(one.kv_bytes_per_block for one in self._here)
         return self._own.kv_bytes_per_block() + others
 
     def bytes_per_state(self) -> int:
-        """Return the bytes of a sequence's state over all ranks, each of which has all of it."""
-        return self._own.bytes_per_state() + sum(one.bytes_per_state for one in self._loaded)
+        """Return the bytes of a sequence's state over all ranks of this machine."""
+        return self._own.bytes_per_state() + sum(one.bytes_per_state for one in self._here)
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
         """Allocate blocks of the same numbers at all ranks, each with the keys and values of its heads."""

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,18 @@ from galley.engine.parallel.executor import ParallelExecutor, close_all
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.links import RankLink, start_rank, waiting_for
 from galley.engine.parallel.rank import digest, options_of
+from galley.engine.parallel.remote import RemoteRanks
 from galley.errors import SettingsError
 from galley.formats.weights import Weights
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
-from galley.ops.communicator import SLOT_BYTES, communicator, memory_bytes, new_memory
+from galley.ops.communicator import (
+    SLOT_BYTES,
+    communicator_over,
+    mapped_memory,
+    memory_bytes,
+    new_memory,
+)
 from galley.ops.executor import (
     Executor,
     ExecutorFactory,
@@ -47,18 +55,21 @@ class ParallelFactory:
         self._base = base
         self._settings = settings
         self._folder = folder
-        self._cpus = cpus_of_ranks(settings.tensor_parallel_cpus, settings.tensor_parallel)
+        self._here = settings.ranks_here
+        elsewhere: list[tuple[int, ...]] = [()] * len(settings.tensor_parallel_rank)
+        self._cpus = cpus_of_ranks(settings.tensor_parallel_cpus, self._here) + elsewhere
         self._known: tuple[Program, list[Divided]] | None = None
 
     def memory(
         self, program: Program, weights: Weights, options: ExecutorOptions
     ) -> ExecutorMemory:
-        """Return the sum over all ranks, which are on this machine."""
+        """Return the sum over the ranks of this machine."""
         if options.ranks == 1:
             return self._base.memory(program, weights, self._of_rank(0, options))
-        each = [self._memory(part, weights, options) for part in self._parts(program, options)]
+        parts = self._parts(program, options)[: self._here]
+        each = [self._memory(part, weights, options) for part in parts]
         shared = memory_bytes(options.ranks, SLOT_BYTES)
-        shared += PROCESS_BYTES * (options.ranks - 1)
+        shared += PROCESS_BYTES * (self._here - 1)
         return dataclasses.replace(
             each[0],
             weights=sum(one.weights for one in each),
@@ -75,30 +86,46 @@ class ParallelFactory:
 
         Raises:
             ModelError, SettingsError: a part cannot be loaded.
-            EngineFailed: a rank ended.
+            EngineFailed: a rank ended, or one on another machine cannot be reached.
         """
         if options.ranks == 1:  # a draft model, which rank 0 has whole
             return self._base(program, weights, self._of_rank(0, options))
         parts = self._parts(program, options)
+        remote = self._remote()
         file = new_memory(options.ranks, SLOT_BYTES)
         children: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
         links: list[RankLink] = []
-        undo: Callable[[], None] | None = None
+        closing: list[Callable[[], None]] = []
         try:
-            shared = communicator(file, 0, options.ranks, SLOT_BYTES)
-            children += (start_rank(file) for _ in parts[1:])
+            memory = mapped_memory(file, options.ranks, SLOT_BYTES)
+            shared = communicator_over(memory, 0, options.ranks, SLOT_BYTES)
+            children += (start_rank(file) for _ in parts[1 : self._here])
             shares = self._expert_shares(parts, weights, options)
-            for part, (connection, child) in zip(parts[1:], children, strict=True):
+
+            def begin(part: Divided) -> bytes:
+                frame = self._begin(part, options, shares[part.rank])
+                return encode(frame if remote is None else remote.named(frame))
+
+            for part, (connection, child) in zip(parts[1 : self._here], children, strict=True):
                 links.append(RankLink(part.rank, connection, shared, waiting_for(child)))
-                links[-1].send(encode(self._begin(part, options, shares[part.rank])))
-            undo = run_on(self._cpus[0])
+                links[-1].send(begin(part))
+            if remote is not None:
+                for part in parts[self._here :]:
+                    links.append(RankLink(part.rank, remote.connect(part.rank), shared, None))
+                    links[-1].send(begin(part))
+                closing.append(remote.mesh(memory, shared, SLOT_BYTES).close)
+            closing.append(run_on(self._cpus[0]))
             own = self._base(
                 parts[0].program,
                 parts[0].weights(weights),
                 options_of(parts[0], self._of_rank(0, options), shared, shares[0]),
             )
             loaded = [link.loaded() for link in links]
-            return ParallelExecutor(own, parts, links, loaded, shared, undo)
+            if remote is not None:
+                remote.check_isa([getattr(own, "isa", ""), *(one.isa for one in loaded)])
+            return ParallelExecutor(
+                own, parts, links, loaded, shared, here=self._here, on_close=partial(_all, closing)
+            )
         except BaseException:
             unlinked = children[len(links) :]
             for connection, _ in unlinked:
@@ -106,11 +133,15 @@ class ParallelFactory:
             close_all(links)
             for _, child in unlinked:
                 waiting_for(child)()
-            if undo is not None:
-                undo()
+            _all(closing)
             raise
         finally:
             os.close(file)
+
+    def _remote(self) -> RemoteRanks | None:
+        if not self._settings.tensor_parallel_rank:
+            return None
+        return RemoteRanks(self._settings, self._folder)
 
     def _begin(self, part: Divided, options: ExecutorOptions, expert_cache: int) -> Begin:
         threads = self._of_rank(part.rank, options).threads
@@ -137,7 +168,7 @@ class ParallelFactory:
         """Return what each rank computes.
 
         Raises:
-            SettingsError: the model cannot be divided among so many ranks.
+            SettingsError: the model cannot be divided among this many ranks.
         """
         if self._known is None or self._known[0] is not program:
             parts = [divide(program, rank, options.ranks) for rank in range(options.ranks)]
@@ -157,6 +188,11 @@ class ParallelFactory:
             return [options.expert_cache_bytes] * len(parts)
         slots = [self._memory(part, weights, options).experts.slot for part in parts]
         return [options.expert_cache_bytes // sum(slots) * slot for slot in slots]
+
+
+def _all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def parallel_factory(

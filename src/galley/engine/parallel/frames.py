@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the other ranks, as msgpack over Unix socket pairs.
+"""Messages between rank 0 and the other ranks, as msgpack over Unix socket pairs or sealed connections.
 
 Rank 0 sends; steps are not answered, since all ranks meet in the exchanges of their programs.
 """
@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,6 +35,10 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
         cpus: CPUs to run on; empty: all.
         expert_cache_bytes: memory for experts on disk.
         ops: digest of the rank's ops, which must be what rank 0 expects.
+        session: identifies the group of ranks to those on other machines.
+        elsewhere: rank on another machine -> host and port at which it is reached.
+        contents: digest of samples of the checkpoint's files, which a rank on another machine compares
+            with its own.
     """
 
     settings: EngineSettings
@@ -45,6 +49,9 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
     cpus: tuple[int, ...]
     expert_cache_bytes: int
     ops: str
+    session: bytes = b""
+    elsewhere: dict[int, tuple[str, int]] = {}
+    contents: bytes = b""
 
 
 class Allocate(msgspec.Struct, tag="allocate", frozen=True):
@@ -121,6 +128,7 @@ class Loaded(msgspec.Struct, tag="loaded", frozen=True):
     block_bytes: tuple[int, ...]
     bytes_per_state: int
     costs: StepCosts
+    isa: str = ""
 
 
 class Block(msgspec.Struct, tag="block", frozen=True):
@@ -152,10 +160,33 @@ _TO_RANK: Final = msgspec.msgpack.Decoder[ToRank](ToRank)
 _FROM_RANK: Final = msgspec.msgpack.Decoder[FromRank](FromRank)
 
 
-class Channel:
-    """One end of a socket pair; threads may send at the same time, and one may receive."""
+class Stream(Protocol):
+    """What a connection has: a stream socket, or :class:`galley.links.duplex.SealedStream`."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def makefile(self, mode: Literal["rb"], /) -> "Reader":
+        """Return what reads from the stream."""
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send bytes."""
+
+    def shutdown(self, how: int, /) -> None:
+        """End the stream in both directions."""
+
+    def close(self) -> None:
+        """Close the stream."""
+
+
+class Reader(Protocol):
+    """What reads from a stream."""
+
+    def read(self, count: int, /) -> bytes:
+        """Return so many bytes, or fewer at the end."""
+
+
+class Channel:
+    """One end of a connection; threads may send at the same time, and one may receive."""
+
+    def __init__(self, connection: Stream) -> None:
         self._socket = connection
         self._file = connection.makefile("rb")
         self._sending = threading.Lock()

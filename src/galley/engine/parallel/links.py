@@ -19,6 +19,7 @@ from galley.engine.parallel.frames import (
     PackAdapter,
     Packed,
     ReadBlock,
+    Stream,
     encode,
 )
 from galley.errors import (
@@ -50,15 +51,15 @@ class RankLink:
         connection: a connected socket.
         shared: rank 0's communicator.
         wait: waits for the rank's process to end, and returns its exit status: minus the signal if
-            one killed it.
+            one killed it; None: the rank is on another machine, where nobody here sees it.
     """
 
     def __init__(
         self,
         rank: int,
-        connection: socket.socket,
+        connection: Stream,
         shared: Communicator,
-        wait: Callable[[], int],
+        wait: Callable[[], int] | None,
     ) -> None:
         self._rank = rank
         self._shared = shared
@@ -145,7 +146,16 @@ class RankLink:
                 self.error = _ERRORS[frame.kind](f"rank {self._rank}: {frame.message}")
             else:
                 self._answers.put(frame)
-        status = self._wait()
+        if self._wait is None:
+            if self.error is None and not self._closing:
+                # A rank whose requests crash it computes the same as rank 0, which would crash, too.
+                self.error = RankKilled(
+                    f"rank {self._rank} of the model was lost: its process or its machine ended, or the "
+                    "connection to it"
+                )
+            status = 0
+        else:
+            status = self._wait()
         # A rank that ends with status 0 does so because another has failed, which says why.
         if status and self.error is None and not self._closing:
             what = f"rank {self._rank} of the model ended"

@@ -1,4 +1,4 @@
-"""What a rank other than the first does: it loads its part of the model and computes the steps it is sent.
+"""A rank other than the first: loads its part of the model and computes the steps that it is sent.
 
 One thread reads frames, the main thread computes steps, and a third one packs adapters and copies blocks
 for rank 0, so that steps do not wait for these. ``service/rank.py`` is its process.
@@ -10,13 +10,16 @@ import hashlib
 import queue
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from galley.engine.parallel.cpus import run_on
 from galley.engine.parallel.frames import (
@@ -40,16 +43,37 @@ from galley.engine.parallel.frames import (
     adapter_of,
     batch_of,
 )
+from galley.engine.parallel.mesh import START_SECONDS, Mesh, connect_mesh
 from galley.engine.read_model import read_model
 from galley.errors import DamagedWeights, GalleyError, ModelError, SettingsError
 from galley.graph.adapters import with_adapters
 from galley.graph.divide import Divided, divide
+from galley.links.access import read_access
+from galley.machine import available_memory, bytes_text
 from galley.ops.choice import choose_executor
-from galley.ops.communicator import Communicator, RankLost, communicator
+from galley.ops.communicator import (
+    Communicator,
+    RankLost,
+    communicator_over,
+    mapped_memory,
+)
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
 from galley.ops.sampling import SamplingBatch
 
 _NOTHING: Final = SamplingBatch()
+
+
+@dataclass(frozen=True)
+class Group:
+    """How a rank exchanges rows with the others.
+
+    Attributes:
+        shared: its communicator.
+        mesh: the connections to ranks on other machines; None: there are none.
+    """
+
+    shared: Communicator
+    mesh: Mesh | None = None
 
 
 def serve_rank(connection: socket.socket, memory: int) -> None:
@@ -64,27 +88,65 @@ def serve_rank(connection: socket.socket, memory: int) -> None:
     if begin is None:
         return
     assert isinstance(begin, Begin)
-    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    mapped = mapped_memory(memory, begin.ranks, begin.slot_bytes)
+    serve_group(channel, begin, lambda: group_of(begin, mapped))
+
+
+def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
+    """Return the group of a rank of rank 0's machine.
+
+    Raises:
+        SettingsError, EngineFailed: a rank on another machine cannot be reached.
+    """
+    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    if not begin.elsewhere:
+        return Group(shared)
+    deadline = time.monotonic() + START_SECONDS
+    access = read_access(begin.settings)
+    links = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
+    return Group(shared, Mesh(memory, shared, begin.slot_bytes, links))
+
+
+def serve_group(
+    channel: Channel, begin: Begin, meet: Callable[[], Group], *, alone: bool = False
+) -> None:
+    """Load a part of the model and compute steps, until the connection closes or a rank fails.
+
+    Args:
+        channel: the connection to rank 0.
+        begin: the first frame.
+        meet: connects with the other ranks.
+        alone: the rank is on another machine than rank 0, which does not know its memory.
+    """
+    group: Group | None = None
+
+    def fail(kind: ErrorKind, message: str) -> None:
+        _fail(channel, None if group is None else group.shared, Failed(kind, message))
+
     try:
+        group = meet()
         run_on(begin.cpus)
-        executor = load(begin, shared)
+        executor = load(begin, group.shared)
         gc.freeze()
-        serve(channel, executor, shared)
+        serve(channel, executor, group.shared, alone=alone)
     except GalleyError as error:
-        _fail(channel, shared, Failed(_kind(error), str(error)))
+        fail(_kind(error), str(error))
     except RankLost:
         pass  # another rank has said why
     except BaseException as error:
         traceback.print_exc()
-        _fail(channel, shared, Failed("engine", f"{type(error).__name__}: {error}"))
+        fail("engine", f"{type(error).__name__}: {error}")
     finally:
         channel.close()
+        if group is not None and group.mesh is not None:
+            group.mesh.close()
 
 
-def _fail(channel: Channel, shared: Communicator, reason: Failed) -> None:
+def _fail(channel: Channel, shared: Communicator | None, reason: Failed) -> None:
     with suppress(OSError):
         channel.send(reason)
-    shared.fail()
+    if shared is not None:
+        shared.fail()
 
 
 def _kind(error: GalleyError) -> ErrorKind:
@@ -143,12 +205,17 @@ class LocalExecutor(Executor, BlockAccess, Protocol):
     """An executor of this process."""
 
 
-def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> None:
+def serve(
+    channel: Channel, executor: LocalExecutor, shared: Communicator, *, alone: bool = False
+) -> None:
     """Say that the rank is loaded, and compute steps until rank 0 closes the connection.
+
+    ``alone``: see :func:`serve_group`.
 
     Raises:
         RankLost: another rank has failed.
         DamagedWeights: the packed weights differ from those written to disk.
+        SettingsError: the rank is alone on its machine, which has too little memory for the KV blocks.
     """
     channel.send(
         Loaded(
@@ -156,10 +223,11 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
             tuple(map(executor.block_bytes, range(executor.kv_groups))),
             executor.bytes_per_state(),
             executor.step_costs(),
+            getattr(executor, "isa", ""),
         )
     )
     inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
-    asked: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
+    wanted: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
     packed: dict[int, object] = {}
 
     def guarded(work: Callable[[], None]) -> None:
@@ -171,14 +239,14 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
             inbox.put(None)
 
     def read() -> None:
-        guarded(lambda: _read(channel, inbox, asked, executor))
+        guarded(lambda: _read(channel, inbox, wanted, executor))
         # Rank 0 is gone, or this rank has failed: both end waits in a step.
         shared.fail()
         inbox.put(None)
-        asked.put(None)
+        wanted.put(None)
 
     def answer() -> None:
-        guarded(lambda: _answer(channel, asked, executor, packed))
+        guarded(lambda: _answer(channel, wanted, executor, packed))
 
     for target in (read, answer):
         threading.Thread(target=target, daemon=True).start()
@@ -186,14 +254,26 @@ def serve(channel: Channel, executor: LocalExecutor, shared: Communicator) -> No
         if isinstance(frame, RunStep):
             executor.collect(executor.submit(batch_of(frame), _NOTHING))
         elif isinstance(frame, Allocate):
-            executor.allocate_kv(frame.blocks, frame.states)
-            channel.send(Allocated())
+            _allocate(channel, executor, frame, alone=alone)
         elif isinstance(frame, SetAdapter):
             for number in frame.dropped:
                 packed.pop(number, None)
             executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
         elif isinstance(frame, CheckWeights) and isinstance(executor, WeightChecking):
             executor.check_weights()
+
+
+def _allocate(channel: Channel, executor: Executor, wanted: Allocate, *, alone: bool) -> None:
+    """Allocate KV blocks and states. Raises SettingsError: see :func:`serve`."""
+    needed = wanted.blocks * executor.kv_bytes_per_block()
+    needed += wanted.states * executor.bytes_per_state()
+    if alone and needed > (free := available_memory()):
+        raise SettingsError(
+            f"keys, values and states take {bytes_text(needed)} on a machine that has {bytes_text(free)} "
+            "left; the engine's machine, which has more, decides how many there are: set kv_cache_tokens"
+        )
+    executor.allocate_kv(wanted.blocks, wanted.states)
+    channel.send(Allocated())
 
 
 def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> Packed:
@@ -207,13 +287,13 @@ def _pack(executor: Executor, frame: PackAdapter, packed: dict[int, object]) -> 
 def _read(
     channel: Channel,
     inbox: "queue.SimpleQueue[ToRank | None]",
-    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
+    wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
     executor: "LocalExecutor",
 ) -> None:
     """Read frames for the other threads, and restore blocks, which the next step may read."""
     while (frame := channel.receive_at_rank()) is not None:
         if isinstance(frame, PackAdapter | ReadBlock):
-            asked.put(frame)
+            wanted.put(frame)
         elif isinstance(frame, WriteBlock):
             executor.write_block(frame.block, frame.group, np.frombuffer(frame.data, np.uint8))
         else:
@@ -222,12 +302,12 @@ def _read(
 
 def _answer(
     channel: Channel,
-    asked: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
+    wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
     executor: "LocalExecutor",
     packed: dict[int, object],
 ) -> None:
     """Pack adapters and send blocks, in the order of the frames."""
-    while (frame := asked.get()) is not None:
+    while (frame := wanted.get()) is not None:
         if isinstance(frame, PackAdapter):
             answer: FromRank = _pack(executor, frame, packed)
         else:

@@ -1,4 +1,4 @@
-"""What a sequence's computed rows are used for: one file for each type of task."""
+"""The tasks of sequences, which use their computed rows: one file for each type of task."""
 
 from collections.abc import Collection
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from galley.errors import SettingsError
@@ -15,16 +16,24 @@ from galley.graph.divide.columns import (
     evenly,
     held_before,
     is_everywhere,
+    joined,
     scaled,
     within,
 )
-from galley.graph.divide.sharding import divide_heads, head_units, propagate_shardings
-from galley.graph.program import KVLayout, Op, Program
+from galley.graph.divide.sharding import (
+    RECURRENCES,
+    divide_heads,
+    divide_recurrence,
+    head_units,
+    propagate_shardings,
+    recurrence_divisions,
+)
+from galley.graph.program import KVLayout, Op, Program, StateLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What one rank computes.
+    """The part of a program that one rank computes.
 
     Attributes:
         rank, ranks: its number, and how many there are.
@@ -57,7 +66,7 @@ def divide(program: Program, rank: int, ranks: int) -> Divided:
     The logits are whole at rank 0 only.
 
     Raises:
-        SettingsError: the model cannot be divided among so many ranks; the message says why.
+        SettingsError: the model cannot be divided among this many ranks; the message says why.
     """
     if program.encoder is not None:
         raise SettingsError(
@@ -85,6 +94,7 @@ class _Divider:
         self._ops: list[Op] = []
         self._buffers = 0
         self._kv: dict[int, KVLayout] = {}
+        self._states: dict[int, StateLayout] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parts: dict[str, Part] = {}
         self._adapted: dict[str, tuple[Range, ...]] = {}
@@ -99,26 +109,30 @@ class _Divider:
             self._program,
             ops=tuple(self._ops),
             kv=tuple(self._kv.get(i, kv) for i, kv in enumerate(self._program.kv)),
+            states=tuple(self._states.get(i, one) for i, one in enumerate(self._program.states)),
             shapes=self._shapes,
         )
         return Divided(self._rank, self._ranks, program, self._parts, self._adapted)
 
     def _divide(self, op: Op) -> None:
-        if op.name == "embed":
-            self._embed(op)
-        elif op.name == "linear":
-            self._linear(op)
-        elif op.name in ("attention", "encoder_attention"):
-            self._attention(op)
-        elif op.name == "columns":
-            self._columns(op)
-        elif op.name == "experts":
-            self._experts(op)
-        elif op.name == "lora":
-            self._lora(op)
+        own = {
+            "embed": self._embed,
+            "linear": self._linear,
+            "attention": self._attention,
+            "encoder_attention": self._attention,
+            "causal_conv": self._convolution,
+            "columns": self._columns,
+            "experts": self._experts,
+            "lora": self._lora,
+            **dict.fromkeys(RECURRENCES, self._recurrence),
+        }
+        if op.name in own:
+            own[op.name](op)
         elif op.name == "sigmoid_scale":
             x, division = self._held[op.inputs[0]]
             self._emit(op, (x, self._whole(op.inputs[1])), division)
+        elif op.name == "join_heads" and op.attrs["heads"] == 1:
+            self._joined(op)
         elif op.signature.columnwise:
             inputs, division = self._alike(op.inputs)
             self._emit(op, inputs, division)
@@ -256,12 +270,50 @@ class _Divider:
         division = own.of_heads(attrs["value_dim"])
         self._emit(op, inputs, division, weights, heads=heads, kv_heads=kv_heads)
 
+    def _convolution(self, op: Op) -> None:
+        """Divide a convolution, whose columns are independent, as its input is divided."""
+        (x,), division = self._alike(op.inputs)
+        if division is None:
+            self._emit(op, (x,), None)
+            return
+        own = division[self._rank]
+        weights = {role: self._rows(op.tensor(role), own) for role in op.weights}
+        layout = self._program.states[op.attrs["state"]]
+        self._states[op.attrs["state"]] = StateLayout(layout.rows, count(own))
+        self._emit(op, (x,), division, weights)
+
+    def _recurrence(self, op: Op) -> None:
+        divisions = recurrence_divisions(op, self._widths, self._ranks)
+        own = divide_recurrence(op.attrs, self._ranks)
+        if divisions is None or own is None:
+            self._emit(op, tuple(map(self._whole, op.inputs)), None)
+            return
+        inputs = tuple(starmap(self._part, zip(op.inputs, divisions[0], strict=True)))
+        mine = own.heads[self._rank]
+        heads, groups = (end - begin for begin, end in (mine, own.kv_heads[self._rank]))
+        layout = self._program.states[op.attrs["state"]]
+        rows = layout.rows // op.attrs["heads"] * heads
+        self._states[op.attrs["state"]] = StateLayout(rows, layout.width)
+        weights = {role: self._rows(op.tensor(role), (mine,)) for role in op.weights}
+        self._emit(op, inputs, divisions[1], weights, heads=heads, groups=groups)
+
+    def _joined(self, op: Op) -> None:
+        """Put this rank's columns of both inputs side by side."""
+        first, second = (self._held[b][1] for b in op.inputs)
+        if first is None or second is None:
+            self._emit(op, tuple(map(self._whole, op.inputs)), None)
+            return
+        division = joined([(0, first), (self._widths[op.inputs[0]], second)])
+        inputs = tuple(self._held[b][0] for b in op.inputs)
+        self._emit(op, inputs, division, size=count(first[self._rank]))
+
     def _columns(self, op: Op) -> None:
         local, held = self._held[op.inputs[0]]
         start, whole = op.attrs["start"], self._widths[op.inputs[0]]
         if held is not None and not is_everywhere(held, whole):
             division = within(held, start, op.width)
-            if all(len(ranges) == 1 for ranges in division):
+            required = self._shardings[op.output] == division
+            if required or all(len(ranges) == 1 for ranges in division):
                 at = held_before(held[self._rank], start)
                 self._emit(op, (local,), division, start=at)
                 return

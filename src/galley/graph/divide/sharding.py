@@ -13,8 +13,12 @@ from galley.graph.divide.columns import (
     is_everywhere,
     joined,
     scaled,
+    within,
 )
 from galley.graph.program import Op, Program
+
+RECURRENCES: Final = {"ssm": "vkqa", "delta_rule": "qkvab"}
+"""Recurrences -> their inputs: queries and keys, which have groups of heads, and what has heads."""
 
 
 class Placement(Enum):
@@ -40,11 +44,11 @@ class Heads(NamedTuple):
     kv_heads: tuple[Range, ...]
 
     def of_heads(self, columns: int) -> Division:
-        """Return the columns of heads that have so many columns each."""
+        """Return the columns of heads that have this many columns each."""
         return tuple(((a * columns, b * columns),) for a, b in self.heads)
 
     def of_kv_heads(self, columns: int) -> Division:
-        """Return the columns of KV heads that have so many columns each."""
+        """Return the columns of KV heads that have this many columns each."""
         return tuple(((a * columns, b * columns),) for a, b in self.kv_heads)
 
 
@@ -73,6 +77,38 @@ def divide_heads(attrs: Mapping[str, Any], ranks: int) -> Heads:
     return Heads(own, kv)
 
 
+def divide_recurrence(attrs: Mapping[str, Any], ranks: int) -> Heads | None:
+    """Divide the heads of a recurrence, and their groups of keys and queries.
+
+    None: there are too few, and all ranks compute all of them.
+    """
+    heads, groups = attrs["heads"], attrs["groups"]
+    if groups == 1 and heads >= ranks:
+        own = tuple((heads * r // ranks, heads * (r + 1) // ranks) for r in range(ranks))
+        return Heads(own, ((0, 1),) * ranks)
+    if groups < ranks:
+        return None
+    share = heads // groups
+    kv = tuple((groups * r // ranks, groups * (r + 1) // ranks) for r in range(ranks))
+    return Heads(tuple((a * share, b * share) for a, b in kv), kv)
+
+
+def recurrence_divisions(
+    op: Op, widths: Mapping[int, int], ranks: int
+) -> tuple[tuple[Division, ...], Division] | None:
+    """Return how the inputs and the result of a recurrence are divided; None: they are not."""
+    if op.name not in RECURRENCES or (own := divide_recurrence(op.attrs, ranks)) is None:
+        return None
+    heads, groups = op.attrs["heads"], op.attrs["groups"]
+
+    def of(role: str, buffer: int) -> Division:
+        width = widths[buffer]
+        return own.of_kv_heads(width // groups) if role in "qk" else own.of_heads(width // heads)
+
+    inputs = zip(RECURRENCES[op.name], op.inputs, strict=True)
+    return tuple(of(role, b) for role, b in inputs), own.of_heads(op.width // heads)
+
+
 def propagate_shardings(program: Program, ranks: int) -> dict[int, Sharding]:
     """Return the sharding of each buffer: replicated if ops that read it require different ones.
 
@@ -90,6 +126,7 @@ class _Propagation:
         self._shardings: dict[int, Sharding] = {}
         self._views: dict[int, list[tuple[int, int, Sharding]]] = {}
         """Buffer -> start, width and sharding of each view of its columns."""
+        self._made = self._divisions_of_heads()
 
     def shardings(self) -> dict[int, Sharding]:
         for op in reversed(self._program.ops):
@@ -99,6 +136,27 @@ class _Propagation:
             for b, sharding in zip(op.inputs, self._of_inputs(op), strict=True):
                 self._require(b, sharding)
         return {b: self._shardings.get(b, ANY) for b in self._widths}
+
+    def _divisions_of_heads(self) -> dict[int, Division]:
+        """Return how buffers are divided that follow from the heads of attention and recurrences.
+
+        What is multiplied with such a buffer column by column is best divided in the same way.
+        """
+        made: dict[int, Division] = {}
+        for op in self._program.ops:
+            found: Division | None = None
+            if op.name in ("attention", "encoder_attention"):
+                found = divide_heads(op.attrs, self._ranks).of_heads(op.attrs["value_dim"])
+            elif op.name in RECURRENCES:
+                divisions = recurrence_divisions(op, self._widths, self._ranks)
+                found = None if divisions is None else divisions[1]
+            elif op.signature.columnwise:
+                found = next((made[b] for b in op.inputs if b in made), None)
+            elif (units := head_units(op, self._widths)) is not None and op.inputs[0] in made:
+                found = scaled(made[op.inputs[0]], units.read[0], units.made)
+            if found is not None:
+                made[op.output] = found
+        return made
 
     def _require(self, buffer: int, sharding: Sharding) -> None:
         before = self._shardings.get(buffer, ANY)
@@ -114,7 +172,12 @@ class _Propagation:
             own, attrs = divide_heads(op.attrs, self._ranks), op.attrs
             keys = own.of_kv_heads(attrs["key_dim"])
             return own.of_heads(attrs["key_dim"]), keys, own.of_kv_heads(attrs["value_dim"])
+        if op.name in RECURRENCES:
+            divisions = recurrence_divisions(op, self._widths, self._ranks)
+            return (REPLICATED,) * len(op.inputs) if divisions is None else divisions[0]
         if op.signature.columnwise:
+            if lenient is ANY:
+                lenient = next((self._made[b] for b in op.inputs if b in self._made), ANY)
             return (lenient,) * len(op.inputs)
         if op.name in ("linear", "experts", "lora", "sigmoid_scale"):
             first = lenient if op.name in ("lora", "sigmoid_scale") else ANY
@@ -126,6 +189,13 @@ class _Propagation:
 
     def _of_heads(self, op: Op, sharding: Sharding) -> tuple[Sharding, ...]:
         """Return the inputs' shardings of ops that compute head by head, whose result has whole heads."""
+        if (
+            op.name == "join_heads"
+            and op.attrs["heads"] == 1
+            and not isinstance(sharding, Placement)
+        ):
+            first, second = (self._widths[b] for b in op.inputs)
+            return within(sharding, 0, first), within(sharding, first, second)
         units = head_units(op, self._widths)
         if units is None or isinstance(sharding, Placement):
             return (ANY if op.name == "head_linear" else REPLICATED,) * len(op.inputs)

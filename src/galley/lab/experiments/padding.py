@@ -1,4 +1,4 @@
-"""What padding a batch to its longest prompt wastes."""
+"""The cost of padding a batch to its longest prompt."""
 
 from typing import Final
 

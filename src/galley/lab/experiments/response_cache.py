@@ -86,7 +86,7 @@ def _total(seconds: Sequence[float], *kinds: Sequence[int]) -> float:
 
 
 def _saved(off: float, exact: float) -> float:
-    """Return the share of the time that the cache saves, in per cent."""
+    """Return the share of the time that the cache saves, in percent."""
     return 100 * (1 - exact / off)
 
 

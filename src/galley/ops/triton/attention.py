@@ -47,7 +47,7 @@ def key_stride(kv: KVLayout, bits: int = 0) -> int:
 
 
 def stored_columns(columns: int, bits: int) -> int:
-    """Return the elements that keys or values of so many columns take: with 4 bits, two share a byte."""
+    """Return the elements that keys or values of this many columns take: with 4 bits, two share a byte."""
     return -(-columns // 2) if bits == 4 else columns
 
 

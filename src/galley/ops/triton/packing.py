@@ -20,7 +20,7 @@ from galley.formats.weights import (
     WeightKind,
 )
 from galley.ops.triton.matrices import PARTS, Matrix
-from galley.quant.rtn import not_finite, quantize_int4, quantize_int8
+from galley.quant.rtn import QUANTIZERS, not_finite
 
 _DENSE_TYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
@@ -70,11 +70,8 @@ def _packed(weight: Weight, kind: WeightKind, dtype: torch.dtype, device: torch.
         raise UnsupportedModel(
             f"tensor {weight.name} is kept as {weight.kind}, which executor 'gpu' cannot read"
         )
-    if isinstance(weight, DenseWeight):
-        if kind.name == "int8":
-            weight = quantize_int8(weight)
-        elif kind.name == "int4":
-            weight = quantize_int4(weight)
+    if isinstance(weight, DenseWeight) and kind.name in QUANTIZERS:
+        weight = QUANTIZERS[kind.name](weight)
     if isinstance(weight, IntWeight):
         return _integers(weight, dtype, device)
     if isinstance(weight, Fp8Weight):
@@ -182,7 +179,7 @@ def _integers(weight: IntWeight, dtype: torch.dtype, device: torch.device) -> Ma
     words = words_in_tile(weight.group, depth)
     if words == 0:
         return dense_matrix(torch.from_numpy(dequantize(weight)).to(device, dtype))
-    kind = f"int{weight.bits}"
+    kind = "int4" if weight.bits == 4 else "int8"
     q = torch.from_numpy(np.array(weight.q)).to(device)
     scale_type = _DENSE_TYPES.get(weight.scale_type, torch.float32)
 

@@ -1,4 +1,4 @@
-"""What the steps of a program share: packed weights, caches, buffers of a running step."""
+"""The parts that the steps of a program share: packed weights, caches, buffers of a running step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

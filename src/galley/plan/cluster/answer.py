@@ -51,7 +51,7 @@ def fewest(
     More replicas are taken to be no worse: the count is doubled until the goal is met, and then halved in.
 
     Args:
-        outcome_of: simulates so many replicas.
+        outcome_of: simulates this many replicas.
         target: the goal.
         least: no fewer are considered.
         most: no more are considered.

@@ -25,7 +25,7 @@ _MOST_REQUESTS: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A measured run: so many requests, ``concurrency`` at a time, each sent when another has ended.
+    """A measured run: this many requests, ``concurrency`` at a time, each sent when another has ended.
 
     Attributes:
         concurrency, requests: of the run.
@@ -105,7 +105,7 @@ def _overhead(engine: Engine, runs: Sequence[Measured], simulated: Sequence[floa
 
 
 def closed_loop(run: Measured) -> Traffic:
-    """Return the requests of a run, of which so many are sent at a time."""
+    """Return the requests of a run, of which this many are sent at a time."""
     requests = max(run.concurrency, min(run.requests, _MOST_REQUESTS))
     line = TraceLine(timestamp=0.0, input_length=run.prompt, output_length=run.output)
     return Traffic(

@@ -14,7 +14,7 @@ from galley.plan.cluster.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a plan has to find out.
+    """The question that a plan answers.
 
     Attributes:
         target: the goal.
@@ -30,7 +30,7 @@ class Query:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found for a machine and a router.
+    """The result for a machine and a router.
 
     Attributes:
         machine, router, scaler: which; ``scaler`` is "" without an autoscaler.

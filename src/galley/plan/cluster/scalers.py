@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from galley.cluster.config import Scale, Slo
-from galley.cluster.on_ray.scaling import held, wanted
+from galley.cluster.on_ray.scaling import expected, held, noted, wanted
 
 _LOAD: Final = Slo().load
 """Running and waiting requests that autoscalers aim at, as a share of the seats."""
@@ -31,7 +31,7 @@ _RAY_LOOK_BACK_SECONDS: Final = 30.0
 
 
 class Load(NamedTuple):
-    """What an autoscaler sees of the replicas that serve.
+    """The state of the serving replicas, as an autoscaler sees it.
 
     Attributes:
         replicas: their number.
@@ -60,7 +60,7 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What holds for every autoscaler.
+    """The limits that hold for every autoscaler.
 
     Attributes:
         least: the fewest replicas, at least 1; there are as many when the traffic begins.
@@ -79,19 +79,21 @@ class Stabilized:
     """An autoscaler that removes no replica which it wanted within a time.
 
     Args:
-        number: returns the number for a load and the replicas that there are.
+        number: returns the number for a load, the replicas that there are, and the time.
         down: the time in seconds.
         interval: seconds between two decisions.
     """
 
-    def __init__(self, number: Callable[[Load, int], int], down: float, interval: float) -> None:
+    def __init__(
+        self, number: Callable[[Load, int, float], int], down: float, interval: float
+    ) -> None:
         self.interval = interval
         self._number, self._down = number, down
         self._before: list[list[float]] = []
 
     def wanted(self, load: Load, current: int, now: float) -> int:
         """See :class:`Scaler`."""
-        wanted = self._number(load, current)
+        wanted = self._number(load, current, now)
         self._before = held(self._before, wanted, now, self._down)
         return max(wanted, min(current, int(self._before[0][1])))
 
@@ -102,7 +104,7 @@ def hpa(metric: Callable[[Load], float], target: float) -> Scaler:
     Source: kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale, algorithm details.
     """
 
-    def number(load: Load, current: int) -> int:
+    def number(load: Load, current: int, _: float) -> int:
         ratio = metric(load) / target
         steady = abs(ratio - 1) <= _HPA_TOLERANCE
         wanted = current if steady else math.ceil(load.replicas * ratio)
@@ -142,23 +144,33 @@ class Delayed:
         return current
 
 
-def _by_first_token(load: Load, goal: float) -> int:
-    figures = {
-        "running": load.running / load.replicas,
-        "waiting": load.waiting / load.replicas,
-        "seats": load.seats / load.replicas,
-        "first_token_seconds": load.first_token,
-    }
-    return max(1, wanted([figures] * load.replicas, goal, _LOAD))
+class _ByFirstToken:
+    """Galley's policy, :class:`galley.cluster.on_ray.scaling.ByFirstToken`, without Ray."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._seen: list[list[float]] = []
+
+    def number(self, load: Load, now: float) -> int:
+        figures = {
+            "running": load.running / load.replicas,
+            "waiting": load.waiting / load.replicas,
+            "seats": load.seats / load.replicas,
+            "first_token_seconds": load.first_token,
+        }
+        self._seen = noted(self._seen, load.running + load.waiting, now)
+        ahead = expected(self._seen, self._bounds.start)
+        replicas = [figures] * load.replicas
+        return max(1, wanted(replicas, self._bounds.first_token, _LOAD, ahead))
 
 
 def _galley(bounds: Bounds) -> Scaler:
     """Return Galley's policy with the default delays of a cluster."""
-    scale, interval = Scale(), 5.0
-    policy = Stabilized(
-        lambda load, _: _by_first_token(load, bounds.first_token), scale.down_seconds, interval
+    scale, interval, policy = Scale(), 5.0, _ByFirstToken(bounds)
+    stabilized = Stabilized(
+        lambda load, _, now: policy.number(load, now), scale.down_seconds, interval
     )
-    return Delayed(policy.wanted, scale.up_seconds, 0.0, interval)
+    return Delayed(stabilized.wanted, scale.up_seconds, 0.0, interval)
 
 
 def _ray_requests(bounds: Bounds) -> Scaler:

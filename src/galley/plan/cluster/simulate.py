@@ -265,7 +265,7 @@ class _Run:
         return following
 
     def _keep_answer(self, job: Job, replica: Replica, following: int) -> None:
-        """Put in the cache the blocks of an answer with which the next turn's prompt goes on."""
+        """Put in the cache the blocks of an answer with which the next turn's prompt continues."""
         request = self._traffic.request(following)
         assert isinstance(request.payload, Generate)
         blocks = min(request.payload.reads, job.prompt + job.output) // BLOCK_TOKENS

@@ -76,7 +76,7 @@ class AnthropicUsage(TypedDict):
 
 
 class AppliedEdits(TypedDict):
-    """What was dropped from the conversation: always nothing."""
+    """The parts dropped from the conversation: always none."""
 
     applied_edits: list[dict[str, Any]]
 

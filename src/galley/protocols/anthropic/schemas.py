@@ -132,7 +132,7 @@ class Metadata(Strict, frozen=True, kw_only=True):
 
 
 class ContextManagement(Strict, frozen=True, kw_only=True):
-    """What may be dropped from a long conversation; nothing is, so ``applied_edits`` is empty."""
+    """Parts that may be dropped from a long conversation; none are, so ``applied_edits`` is empty."""
 
     edits: Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
 

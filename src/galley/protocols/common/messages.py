@@ -30,7 +30,7 @@ CacheControl: TypeAlias = Annotated[
         "Prefixes are cached without it, too, but may be evicted sooner."
     ),
 ]
-"""What clients of several providers mark the end of a prefix with."""
+"""The mark with which clients of several providers end a prefix."""
 
 
 class TextPart(Strict, frozen=True, kw_only=True):

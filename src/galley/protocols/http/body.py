@@ -17,6 +17,9 @@ from galley.protocols.http.errors import TOO_LARGE, ClientGone
 LARGE: Final = 256 * 1024
 """Size in bytes above which a body is parsed in a thread."""
 
+_LARGE_BODY: Final = 1 << 20
+"""Declared length in bytes from which a body is received in a buffer of that length."""
+
 _JSON: Final = "application/json"
 _OCTETS: Final = "application/octet-stream"
 """A content type that a page of another origin cannot send without a preflight request, as JSON's."""
@@ -55,18 +58,23 @@ async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
-async def read_bytes(request: Request, *, max_bytes: int, binary: bool = False) -> bytes:
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
     """Read the request's body, which is declared as JSON.
-
-    Args:
-        request: the request.
-        max_bytes: the most bytes.
-        binary: whether it may be declared as ``application/octet-stream``, too.
 
     Raises:
         ApiError, ClientGone: as for :func:`read`.
     """
-    _check_content_type(request.headers, binary=binary)
+    _check_content_type(request.headers, binary=False)
+    return bytes(await _received(request, max_bytes))
+
+
+async def read_binary(request: Request, *, max_bytes: int) -> bytes | memoryview:
+    """Read a body that is declared as JSON or as ``application/octet-stream``; it is not copied.
+
+    Raises:
+        ApiError, ClientGone: as for :func:`read`.
+    """
+    _check_content_type(request.headers, binary=True)
     return await _received(request, max_bytes)
 
 
@@ -95,26 +103,39 @@ def _check_content_type(headers: Headers, *, binary: bool) -> None:
         )
 
 
-async def _received(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+async def _received(request: Request, max_bytes: int) -> bytes | memoryview:
+    text = request.headers.get("content-length", "")
+    declared = int(text[:20]) if text.isdecimal() else 0
+    if declared > max_bytes:
         raise _too_large(max_bytes)
     budget: ByteBudget = request.app.state.body_budget
-    body = bytearray()
+    small = bytearray()
+    large: memoryview | None = None
+    size = 0
     try:
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client disconnected while sending its request")
-            part = message.get("body", b"")
-            if len(body) + len(part) > max_bytes:
+            part, more = message.get("body", b""), message.get("more_body", False)
+            arrived = message.get("filled", 0) + len(part)
+            if size + arrived > max_bytes:
                 raise _too_large(max_bytes)
-            budget.take(len(part))
-            body += part
-            if not message.get("more_body", False):
-                return bytes(body)
+            budget.take(arrived)
+            if large is not None:
+                large[size : size + len(part)] = part
+            elif more or small:
+                small += part
+            size += arrived
+            if not more:
+                return bytes(small or part) if large is None else large[:size]
+            if large is None and size < declared and declared >= _LARGE_BODY:
+                large = request.app.state.large_bodies.take(declared)
+                large[:size] = small
+                if fill := message.get("fill"):
+                    fill(large[size:])
     finally:
-        budget.give_back(len(body))
+        budget.give_back(size)
 
 
 def _too_large(max_bytes: int) -> ApiError:

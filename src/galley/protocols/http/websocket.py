@@ -1,7 +1,8 @@
 """WebSockets on which both sides send JSON objects: bounded and strict."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,21 +16,36 @@ from galley.protocols.http.errors import ClientGone
 _SEND_SECONDS: Final = 10.0
 """Seconds without reading after which a client is disconnected."""
 
+_CHECK_SECONDS: Final = 1.0
+"""Time after which it is checked again whether the client may still send."""
+
+NORMAL, GOING_AWAY, NOT_ALLOWED, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1008, 1011, 1013
+"""Close codes (RFC 6455, 7.4.1; 1013 is from IANA's registry)."""
+
 _CLOSED: Final = (1000, 1001, 1005)
 """Close codes of a client that has finished: normal, going away, none given."""
 
 
 class EventSocket:
-    """An accepted WebSocket on which both sides send JSON objects."""
+    """An accepted WebSocket on which both sides send JSON objects.
 
-    def __init__(self, socket: WebSocket) -> None:
+    Attributes:
+        received: size in bytes of the last object received.
+    """
+
+    def __init__(self, socket: WebSocket, checks: Sequence[Callable[[], None]] = ()) -> None:
+        """Wrap a socket; ``checks`` raise ApiError when the client may no longer send."""
+        self.received = 0
         self._socket = socket
+        self._checks = checks
+        self._checked = time.monotonic()
 
     async def receive(self, seconds: float) -> dict[str, Any] | None:
         """Return the next object; None if the client has closed the connection.
 
         Raises:
             RequestError: the client sent something else.
+            ApiError: the client may no longer send, because its key has been removed, for example.
             TimeoutError: nothing arrived within ``seconds``.
             ClientGone: the connection is lost.
         """
@@ -43,7 +59,12 @@ class EventSocket:
         text = message.get("text")
         if text is None:
             raise RequestError("Events are JSON in text frames; this was a binary frame")
+        if time.monotonic() - self._checked >= _CHECK_SECONDS:
+            self._checked = time.monotonic()
+            for check in self._checks:
+                check()
         data = text.encode()
+        self.received = len(data)
         if len(data) > LARGE:
             return await asyncio.to_thread(parse_json, data, what="The event")
         return parse_json(data, what="The event")

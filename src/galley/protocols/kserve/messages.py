@@ -47,7 +47,7 @@ def inputs_of(parsed: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
         values = row if isinstance(row, dict) and "b64" not in row else None
         if values is None:
             if len(specs) != 1:
-                raise _wrong(index, f"is no object with the inputs {', '.join(specs)}")
+                raise _wrong(index, f"is not an object with the inputs {', '.join(specs)}")
             values = dict.fromkeys(specs, row)
         first = values.keys() if index == 0 else columns.keys()
         if values.keys() != first:

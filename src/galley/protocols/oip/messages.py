@@ -6,6 +6,7 @@ the bytes of the tensors whose parameters have ``binary_data_size`` follow, in t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
@@ -14,11 +15,16 @@ from galley.errors import RequestError
 from galley.protocols.common.errors import naming_message
 from galley.protocols.common.json_body import parse_json
 from galley.protocols.common.validate import validate
-from galley.protocols.oip.schemas import InferRequest
-from galley.protocols.oip.tensor_data import tensor_of, values_of
+from galley.protocols.oip.schemas import InferRequest, RequestParameters
+from galley.protocols.oip.tensor_data import packed_bytes, tensor_of, values_of
 from galley.types import Tensor
+from galley.types.model_info import TensorInfo
+from galley.types.tensors import ELEMENT_BYTES
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+
+RAW: Final = "0"
+"""The value of :data:`HEADER_LENGTH` of a body that is one tensor, without a JSON object."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +60,18 @@ class OipError(TypedDict):
     error: str
 
 
-def parse(body: bytes, header_length: str | None) -> Inference:
+def parse(body: bytes | memoryview, header_length: str | None) -> Inference:
     """Parse the body of an inference request.
 
     Args:
-        body: the body.
+        body: the body, of which the tensors after the JSON object are views.
         header_length: the value of the header :data:`HEADER_LENGTH`, if there is one.
 
     Raises:
         RequestError: the body is malformed, or a tensor's data are not as its type and shape say.
     """
-    length = _json_length(body, header_length)
-    parsed = validate(InferRequest, parse_json(body[:length]))
+    length = json_length(body, header_length)
+    parsed = validate(InferRequest, parse_json(bytes(body[:length])))
     rest, place = memoryview(body)[length:], 0
     inputs = []
     for index, given in enumerate(parsed.inputs):
@@ -74,7 +80,8 @@ def parse(body: bytes, header_length: str | None) -> Inference:
         if size is not None:
             part = rest[place : place + size]
             place += size
-        inputs.append(tensor_of(given, part, f"inputs[{index}]"))
+        coded = given.parameters.content_type or parsed.parameters.content_type
+        inputs.append(tensor_of(given, part, f"inputs[{index}]", base64=coded == "base64"))
     if place != len(rest):
         raise RequestError(
             f"{len(rest)} bytes follow the JSON object, and the binary_data_size of the inputs add up to "
@@ -82,6 +89,32 @@ def parse(body: bytes, header_length: str | None) -> Inference:
             param="binary_data_size",
         )
     return Inference(parsed, inputs)
+
+
+def parse_raw(data: bytes | memoryview, tensors: TensorInfo) -> Inference:
+    """Return the request whose body is the data of the model's only input, and one row of it.
+
+    All outputs are requested as binary data.
+
+    Raises:
+        RequestError: the model has several inputs, or its shape does not follow from the size.
+    """
+    if len(tensors.inputs) != 1:
+        raise _no_raw(f"the model has {len(tensors.inputs)} inputs")
+    [spec] = tensors.inputs
+    shape = [1, *spec.shape[1:]] if tensors.batched else list(spec.shape)
+    if spec.datatype == "BYTES":
+        if prod(shape) != 1:
+            raise _no_raw(f"its input has shape {shape}, and BYTES takes one element")
+        data = packed_bytes([bytes(data)])
+    elif shape.count(-1) > 1:
+        raise _no_raw(f"its input has shape {shape}, with several axes of any length")
+    elif -1 in shape:
+        known = -prod(shape) * ELEMENT_BYTES[spec.datatype]
+        shape[shape.index(-1)] = len(data) // known if known else 0
+    outputs = RequestParameters(binary_data_output=True)
+    tensor = Tensor(name=spec.name, datatype=spec.datatype, shape=tuple(shape), data=data)
+    return Inference(InferRequest(inputs=[], parameters=outputs), [tensor])
 
 
 def write(
@@ -95,7 +128,7 @@ def write(
     default = parsed.parameters.binary_data_output
     wanted = {one.name: one.parameters.binary_data for one in parsed.outputs}
     tensors: list[ResponseTensor] = []
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for tensor in outputs:
         described: ResponseTensor = {
             "name": tensor.name,
@@ -122,7 +155,15 @@ def envelope(error: Exception) -> Mapping[str, Any]:
     return body
 
 
-def _json_length(body: bytes, header_length: str | None) -> int:
+def _no_raw(why: str) -> RequestError:
+    return RequestError(
+        f"{HEADER_LENGTH} is 0, so the body is one tensor alone, but {why}: describe the inputs in JSON",
+        param=HEADER_LENGTH,
+    )
+
+
+def json_length(body: bytes | memoryview, header_length: str | None) -> int:
+    """Return the length of the JSON object that begins a body. Raises RequestError if it has none."""
     if header_length is None:
         return len(body)
     length = int(header_length) if header_length.isdecimal() and len(header_length) < 20 else -1

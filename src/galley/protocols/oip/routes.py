@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from galley import __version__
+from galley.errors import RequestError
 from galley.gateway import repository
 from galley.gateway.call import Call, opened
 from galley.gateway.caller import Caller
@@ -19,10 +20,13 @@ from galley.protocols.http.openapi import Handler, Operation
 from galley.protocols.http.sse import while_connected
 from galley.protocols.oip.messages import (
     HEADER_LENGTH,
+    RAW,
     Inference,
     InferResponse,
     OipError,
+    json_length,
     parse,
+    parse_raw,
     write,
 )
 from galley.protocols.oip.schemas import InferRequest
@@ -89,7 +93,12 @@ def routes(models: Registry) -> list[Operation]:
         answer: ServerMetadata = {
             "name": "galley",
             "version": __version__,
-            "extensions": ["binary_tensor_data", "model_repository", "generate"],
+            "extensions": [
+                "binary_tensor_data",
+                "model_repository",
+                "generate",
+                "schedule_policy",
+            ],
         }
         return Json(answer)
 
@@ -120,11 +129,17 @@ def routes(models: Registry) -> list[Operation]:
         caller = caller_of(request, timeout=settings.request_timeout)
         models.expect("predict", caller)
         name = _named(models, request).name
-        data = await body.read_bytes(
-            request, max_bytes=settings.max_body_bytes, binary=HEADER_LENGTH in request.headers
-        )
         length = request.headers.get(HEADER_LENGTH)
-        given = await body.in_thread_if_large(len(data), lambda: parse(data, length))
+        read = body.read_bytes if length is None else body.read_binary
+        data = await read(request, max_bytes=settings.max_body_bytes)
+        if length == RAW:
+            found = await while_connected(request.receive, models.find(name, "predict", caller))
+            given = parse_raw(data, found.backend().engine.info.require_tensors())
+        else:
+            given = await body.in_thread_if_large(
+                json_length(data, length), lambda: parse(data, length)
+            )
+        _check_name(given, request.path_params["model"])
         timeout, priority = given.parsed.parameters.timeout, given.parsed.parameters.priority
         if timeout is not None:
             deadline = caller.arrived + timeout / _MICROSECONDS
@@ -163,6 +178,14 @@ def routes(models: Registry) -> list[Operation]:
         ),
         *(described(path, metadata, ModelMetadata) for path in (versioned, models_path)),
     ]
+
+
+def _check_name(given: Inference, name: str) -> None:
+    if given.parsed.model_name not in ("", name):
+        raise RequestError(
+            f"model_name is {given.parsed.model_name[:100]!r}, and the path names {name!r}",
+            param="model_name",
+        )
 
 
 def _named(models: Registry, request: Request) -> ServedModel:

@@ -1,6 +1,6 @@
 """Requests of the Open Inference Protocol."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,9 +10,14 @@ _MOST_TENSORS = 1024
 
 
 class InputParameters(Strict, frozen=True, kw_only=True):
-    """`parameters` of an input. With `binary_data_size`, its data follow the JSON object."""
+    """`parameters` of an input. With `binary_data_size`, its data follow the JSON object.
+
+    `content_type` is MLServer's: of `np` and `str`, elements are as they are without it; those of `base64`
+    are decoded.
+    """
 
     binary_data_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    content_type: Literal["np", "str", "base64"] | None = None
 
 
 class OutputParameters(Strict, frozen=True, kw_only=True):
@@ -25,12 +30,14 @@ class RequestParameters(Strict, frozen=True, kw_only=True):
     """`parameters` of a request.
 
     `binary_data_output` is the default of outputs that do not say how they are returned. A lower
-    `priority` is computed sooner. `timeout` is in microseconds from the request's arrival.
+    `priority` is computed sooner. `timeout` is in microseconds from the arrival. `content_type` is
+    that of inputs without one.
     """
 
     binary_data_output: bool = False
     priority: Annotated[int, msgspec.Meta(ge=0)] = 0
     timeout: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    content_type: Literal["np", "str", "base64"] | None = None
 
 
 class InferInput(Strict, frozen=True, kw_only=True):
@@ -51,9 +58,13 @@ class InferOutput(Strict, frozen=True, kw_only=True):
 
 
 class InferRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /v2/models/{model}/infer`, or the JSON object at its beginning."""
+    """Body of `POST /v2/models/{model}/infer`, or the JSON object at its beginning.
+
+    `model_name`, if it is given, has to be the model of the path.
+    """
 
     id: str = ""
+    model_name: str = ""
     parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[InferInput], msgspec.Meta(max_length=_MOST_TENSORS)]
     outputs: Annotated[tuple[InferOutput, ...], msgspec.Meta(max_length=_MOST_TENSORS)] = ()

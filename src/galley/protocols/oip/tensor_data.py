@@ -1,6 +1,7 @@
 """Tensors of requests and answers as JSON, and as the bytes that follow it."""
 
 import struct
+from base64 import b64decode
 from collections.abc import Sequence
 from itertools import chain
 from math import isfinite, prod
@@ -31,13 +32,16 @@ _FORMATS: Final[dict[Datatype, str]] = {
 _LENGTH: Final = struct.Struct("<I")
 
 
-def tensor_of(given: InferInput, binary: memoryview | None, param: str) -> Tensor:
+def tensor_of(
+    given: InferInput, binary: memoryview | None, param: str, *, base64: bool = False
+) -> Tensor:
     """Return an input of a request as a tensor.
 
     Args:
         given: the input.
         binary: its part of the bytes that follow the JSON; None if its data is in the JSON.
         param: its field, for errors.
+        base64: whether the elements, of BYTES in the JSON, are to be decoded.
 
     Raises:
         RequestError: the data type is unknown, or the data do not have that type or the shape's length.
@@ -54,11 +58,14 @@ def tensor_of(given: InferInput, binary: memoryview | None, param: str) -> Tenso
             f"input {given.name!r} has its values {where} in binary_data_size bytes after the JSON",
             param=param,
         )
+    data: bytes | memoryview
     if binary is not None:
-        data = bytes(binary)
+        data = binary
     else:
         assert given.data is not None
         data = _from_json(datatype, given.data, prod(given.shape), given.name, f"{param}.data")
+    if base64:
+        data = _decoded(datatype, given, param)
     return Tensor(name=given.name, datatype=datatype, shape=tuple(given.shape), data=data)
 
 
@@ -120,6 +127,21 @@ def _from_json(datatype: Datatype, data: Sequence[Any], count: int, name: str, p
         ) from None
 
 
+def _decoded(datatype: Datatype, given: InferInput, param: str) -> bytes:
+    """Return elements of BYTES that are in base64."""
+    if datatype != "BYTES" or given.data is None:
+        raise RequestError(
+            f"input {given.name!r} has content_type base64, which is for BYTES in data",
+            param=f"{param}.parameters.content_type",
+        )
+    try:
+        return packed_bytes([b64decode(one, validate=True) for one in _flat(given.data, param)])
+    except ValueError:
+        raise RequestError(
+            f"input {given.name!r} has an element that is not base64", param=f"{param}.data"
+        ) from None
+
+
 def _flat(data: Sequence[Any], param: str) -> Sequence[Any]:
     """Return the elements of nested arrays."""
     while data and isinstance(data[0], list):
@@ -135,7 +157,7 @@ def _texts(tensor: Tensor) -> list[str]:
         begin = place + _LENGTH.size
         place = begin + _LENGTH.unpack_from(tensor.data, begin - _LENGTH.size)[0]
         try:
-            texts.append(tensor.data[begin:place].decode())
+            texts.append(bytes(tensor.data[begin:place]).decode())
         except UnicodeDecodeError:
             raise _needs_binary(tensor, "bytes that are not UTF-8") from None
     return texts

@@ -229,7 +229,7 @@ async def _answer(
         answer = without_prompt(parsed, reason, parsed.warnings())
         return respond_at_once(answer, streamed=parsed.streamed)
     served = await while_connected(request.receive, models.find(name, "generate", caller))
-    served.keep_for(seconds)
+    served.kept.keep_for(seconds)
     if not has_input:
         warnings = parsed.warnings(served.backend().engine.info.require_text().max_model_len)
         answer = without_prompt(parsed, "load", warnings)

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.common.prefixes import retained_seconds
+from galley.protocols.common.prefixes import PromptCacheOptions, retained_seconds
 from galley.protocols.common.structured_output import (
     ChoiceField,
     GrammarField,
@@ -147,6 +147,7 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         Literal["in_memory", "24h"] | None,
         Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
+    prompt_cache_options: PromptCacheOptions | None = None
     service_tier: Literal["auto", "default"] | None = None
     kv_transfer_params: Annotated[
         KVTransferParams | None,
@@ -167,7 +168,9 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
     @property
     def keep_seconds(self) -> float:
         """How long the prefix is to stay cached after the request."""
-        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
+        return retained_seconds(
+            self.prompt_cache_key, self.prompt_cache_retention, self.prompt_cache_options
+        )
 
     @property
     def include_usage(self) -> bool:

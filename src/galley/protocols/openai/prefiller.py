@@ -66,7 +66,7 @@ async def prefilled(
         The body, with the ``kv_transfer_params`` of the prefill server's answer if there are any.
 
     Raises:
-        RequestError: the header is no address, or none that this server fetches keys and values from.
+        RequestError: the header is not an address from which this server fetches keys and values.
     """
     settings, where = served.settings, headers.get(HEADER)
     fetches = settings.role in ("decode", "both")
@@ -111,12 +111,12 @@ async def _ask(
     wish = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
     names = ("authorization", "x-api-key", "x-request-id")
     headers = {name: value for name in names if (value := given.get(name))}
-    asked = urllib.request.Request(  # noqa: S310  (its scheme is http)
+    outgoing = urllib.request.Request(  # noqa: S310  (its scheme is http)
         url,
         msgspec.json.encode({**fields, **wish}),
         {"content-type": "application/json", **headers},
     )
-    body = await in_daemon_thread(partial(_exchange, asked, seconds))
+    body = await in_daemon_thread(partial(_exchange, outgoing, seconds))
     return msgspec.json.decode(body, type=_Answer).kv_transfer_params
 
 

@@ -10,7 +10,7 @@ _MOST: Final = 1500
 """Voices that are clustered; of more, the longest in each stretch are, and the others join them."""
 _SMALL_SECONDS: Final = 4.0
 _SMALL_SHARE: Final = 0.1
-"""A cluster with fewer seconds, or with a smaller share of all, is no speaker."""
+"""A cluster with fewer seconds, or with a smaller share of all, does not count as a speaker."""
 
 
 def merges(distances: NDArray[np.float32]) -> list[tuple[int, int, float]]:

@@ -133,7 +133,7 @@ def load(files: NetFiles = BUNDLED_FILES) -> Diarizer:
 
 
 def _beginning(recording: Audio, seconds: float) -> NDArray[np.float32]:
-    """Return the samples of a recording, of a long one at least so many seconds.
+    """Return the samples of a recording, of a long one at least this many seconds.
 
     A small file can have hours of silence.
     """

@@ -1,4 +1,4 @@
-"""What codes of 8 and 4 bits in words of 16 bits stand for; see ``linear.py`` for the layout.
+"""Decodes codes of 8 and 4 bits in words of 16 bits; see ``linear.py`` for the layout.
 
 bfloat16 is made of two words at a time by instructions on registers; other types go through integers, and the results
 are the same.
@@ -103,7 +103,7 @@ def e2m1(code):
 def decoded(
     words, zero, PART: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr, dtype: tl.constexpr
 ):
-    """What part PART of the words [N, W] stands for before it is scaled, exactly; ``zero``: [N] float32."""
+    """Return the exact values of part PART of the words [N, W], not scaled yet; ``zero``: [N] float32."""
     if KIND == "int4":
         if FAST:
             less = tl.broadcast_to((-128.0 - zero).to(tl.bfloat16)[:, None], words.shape)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """By the exponential, which is infinite at worst."""
+    """Compute it by the exponential, which is infinite at worst."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 

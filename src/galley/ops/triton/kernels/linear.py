@@ -225,7 +225,7 @@ def linear_kernel(
         stretch: columns of a stretch.
         SCALED: each output has one scale.
         BLOCK_K: columns of a tile of a dense matrix, words of one of codes.
-        TOGETHER: so many tiles of outputs go over the same rows before the next: they share x in the cache.
+        TOGETHER: this many tiles of outputs go over the same rows before the next: they share x in the cache.
     """
     tiles_n, tiles_t = tl.cdiv(outputs, BLOCK_N), tl.cdiv(rows, BLOCK_T)
     pid = tl.program_id(0)

@@ -27,7 +27,7 @@ def greatest_kernel(
 @triton.jit
 def choose_kernel(most_ptr, first_ptr, greatest_ptr, token_ptr, blocks, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Of each draw the greatest logit and its first place; -1 where it is not finite. Programs: (draw,)."""
+    """Find the greatest logit of each draw and its first place; -1 where it is not finite. Programs: (draw,)."""
     draw = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     most = tl.load(most_ptr + draw * blocks + block, mask=block < blocks, other=float("-inf"))

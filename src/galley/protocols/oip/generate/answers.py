@@ -22,11 +22,35 @@ _FIXED: Final = ("model", "prompt", "n", "logprobs", "stream_options", "echo", "
 """Fields of a completion whose answers have no place in this extension's."""
 
 
+_EXCLUDED: Final = "exclude_input_in_output"
+
+_FIELDS: Final = (
+    ("max_tokens", "max_tokens"),
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("top_k", "top_k"),
+    ("stop_words", "stop"),
+    ("random_seed", "seed"),
+    ("stream", "stream"),
+    ("exclude_input_in_output", _EXCLUDED),
+    ("sampling_param_max_tokens", "max_tokens"),
+    ("sampling_param_temperature", "temperature"),
+    ("sampling_param_top_p", "top_p"),
+    ("sampling_param_top_k", "top_k"),
+    ("sampling_param_seed", "seed"),
+    ("sampling_param_presence_penalty", "presence_penalty"),
+    ("sampling_param_frequency_penalty", "frequency_penalty"),
+    ("sampling_param_exclude_input_from_output", _EXCLUDED),
+    ("streaming", "stream"),
+)
+"""(field of this extension, field of a completion)."""
+
+
 class GenerateRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /v2/models/{model}/generate` and `/generate_stream`.
 
     `parameters` are those of `POST /v1/completions`. The fields of the most common ones may also be given
-    outside of it, as the backend for TensorRT-LLM has them.
+    outside of it, with either of the names that the backend for TensorRT-LLM has had for them.
     """
 
     text_input: str
@@ -38,8 +62,18 @@ class GenerateRequest(Strict, frozen=True, kw_only=True):
     top_k: int | None = None
     stop_words: str | list[str] | None = None
     random_seed: int | None = None
+    bad_words: str | list[str] = ""
     stream: bool | None = None
-    exclude_input_in_output: bool = True
+    streaming: bool | None = None
+    exclude_input_in_output: bool | None = None
+    sampling_param_max_tokens: int | None = None
+    sampling_param_temperature: float | None = None
+    sampling_param_top_p: float | None = None
+    sampling_param_top_k: int | None = None
+    sampling_param_seed: int | None = None
+    sampling_param_presence_penalty: float | None = None
+    sampling_param_frequency_penalty: float | None = None
+    sampling_param_exclude_input_from_output: bool | None = None
 
     def completion(self, model: str, *, stream: bool) -> CompletionRequest:
         """Return the request as one for a completion.
@@ -47,16 +81,10 @@ class GenerateRequest(Strict, frozen=True, kw_only=True):
         Raises:
             RequestError: a parameter is unknown, given twice or out of range, or contradicts the route.
         """
-        given = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": self.stop_words or None,
-            "seed": self.random_seed,
-            "stream": self.stream,
-        }
-        fields = {name: value for name, value in given.items() if value is not None}
+        if self.bad_words:
+            raise RequestError("bad_words is not supported; use logit_bias", param="bad_words")
+        fields = self._outside_of_parameters()
+        echo = fields.pop(_EXCLUDED, True) is False
         for name in self.parameters:
             if name in _FIXED or name in fields:
                 reason = "is given twice" if name in fields else "is not supported"
@@ -68,9 +96,25 @@ class GenerateRequest(Strict, frozen=True, kw_only=True):
                 f"stream is {str(not stream).lower()}: use /{route} for that", param="stream"
             )
         fields |= {"model": model, "prompt": self.text_input, "stream": stream}
-        fields["echo"] = not self.exclude_input_in_output
+        fields["echo"] = echo
         with renamed(_RENAMED):
             return validate(CompletionRequest, fields)
+
+    def _outside_of_parameters(self) -> dict[str, Any]:
+        """Return fields of a completion that are given outside of ``parameters``, and :data:`_EXCLUDED`.
+
+        Raises:
+            RequestError: one is given by two names.
+        """
+        fields: dict[str, Any] = {}
+        for name, own in _FIELDS:
+            value = getattr(self, name)
+            if value is None or value in ("", []):
+                continue
+            if own in fields:
+                raise RequestError(f"{name} is given twice, by two names", param=name)
+            fields[own] = value
+        return fields
 
 
 class GenerateResponse(TypedDict, total=False):

@@ -49,7 +49,7 @@ def routes(models: Registry) -> list[Operation]:
             models.unload_soon(name, "embed", caller)
             return ollama_embed.empty(parsed)
         served = await while_connected(request.receive, models.find(name, "embed", caller))
-        served.keep_for(parsed.kept_seconds)
+        served.kept.keep_for(parsed.kept_seconds)
         work = ollama_embed.embed(served, parsed, caller, endpoint=endpoint)
         return await while_connected(request.receive, work)
 

@@ -11,7 +11,7 @@ from galley.gateway.call import Call
 from galley.gateway.recordings import StoredRecording
 from galley.protocols.common.errors import ApiError
 from galley.protocols.openai.audio.schemas import TranslationRequest
-from galley.protocols.openai.audio.sources import Part, Run, Source, Stored
+from galley.protocols.openai.audio.sources import Channel, Run, Stored, TranscriptSource
 from galley.protocols.openai.usage import AudioUsage, audio_usage
 from galley.settings.config import Settings
 
@@ -34,7 +34,7 @@ _CHUNKS_IN_FLIGHT: Final = 8
 class Transcript:
     """The transcript of one recording; read it once, either whole or as events."""
 
-    def __init__(self, call: Call, source: Source) -> None:
+    def __init__(self, call: Call, source: TranscriptSource) -> None:
         """Create the transcript; :meth:`begin` and :meth:`again` call this."""
         self._call = call
         self._source = source
@@ -86,13 +86,13 @@ class Transcript:
                 cache_salt=call.caller.cache_salt(),
             )
 
-        def opened(channel: int | None) -> "DecodedRecording":
+        def opened(number: int | None) -> "DecodedRecording":
             return decoder.open(
-                file, raw=raw, name=name, max_seconds=most, track=form.track, channel=channel
+                file, raw=raw, name=name, max_seconds=most, track=form.track, channel=number
             )
 
-        def part(number: int) -> Part:
-            return Part(session(number), model.chunks(opened(number), options), number)
+        def channel(number: int) -> Channel:
+            return Channel(session(number), model.chunks(opened(number), options), number)
 
         checked = session(1)  # before the recording is opened
         speakers = form.diarization()
@@ -105,11 +105,11 @@ class Transcript:
                     partial(opened, form.channel),
                     partial(decoder.open, name="known_speaker_references"),
                 )
-            whole = Part(checked, model.chunks(opened(form.channel), options), speakers=job)
+            whole = Channel(checked, model.chunks(opened(form.channel), options), speakers=job)
             return cls(call, Run(call, redact, place, whole))
         recording = opened(1)
-        first = Part(checked, model.chunks(recording, options), 1)
-        others = [partial(part, number) for number in range(2, recording.channels + 1)]
+        first = Channel(checked, model.chunks(recording, options), 1)
+        others = [partial(channel, number) for number in range(2, recording.channels + 1)]
         return cls(call, Run(call, redact, place, first, others))
 
     async def page(self, form: TranslationRequest) -> bytes:

@@ -220,7 +220,7 @@ class TranslationRequest(Strict, frozen=True, kw_only=True):
         if self.multichannel and (self.stream or self.channel is not None):
             other = "stream" if self.stream else "channel"
             raise RequestError(
-                f"multichannel transcribes one channel after another; it does not go with {other}",
+                f"multichannel transcribes one channel after another; it cannot be combined with {other}",
                 param="multichannel",
             )
         if self.max_line_width is not None and self.response_format not in ("srt", "vtt"):
@@ -306,7 +306,7 @@ class TranscriptionRequest(TranslationRequest, frozen=True, kw_only=True):
                     )
                 if self.multichannel:
                     raise RequestError(
-                        f"multichannel takes each channel for a speaker; leave out {name}",
+                        f"multichannel treats each channel as a speaker; leave out {name}",
                         param=name,
                     )
         if not self.diarizes or self.multichannel:
@@ -364,7 +364,7 @@ def _reference(url: str) -> bytes:
     head, comma, data = url.partition(",")
     try:
         if not (comma and head.lower().startswith("data:") and head.lower().endswith(";base64")):
-            raise ValueError("no data URL")
+            raise ValueError("not a data URL")
         return base64.b64decode(data, validate=True)
     except (ValueError, binascii.Error):
         raise RequestError(

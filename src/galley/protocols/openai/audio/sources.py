@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from galley.speech.session import Session
 
 
-class Source(Protocol):
+class TranscriptSource(Protocol):
     """Where a transcript comes from."""
 
     @property
@@ -63,38 +63,38 @@ class Stored:
 
     @property
     def seconds(self) -> float:
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
         return self._stored.seconds
 
     async def segments(self) -> "AsyncGenerator[Segment, None]":
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
         for segment in self._segments:
             yield segment
 
     def info(self) -> "Info":
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
         return self._info
 
     def facts(self) -> dict[str, Any]:
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
         return self._stored.facts
 
     def close(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
 
 
 @dataclass
-class Part:
+class Channel:
     """One channel of a recording in progress, or all of its channels mixed.
 
     Attributes:
-        channel: the channel, counted from 1; None if it is not transcribed on its own.
+        number: counted from 1; None if it is not transcribed on its own.
         speakers: finds who speaks when; None if speakers are not wanted.
     """
 
     session: "Session"
     chunks: "ChunkSource"
-    channel: int | None = None
+    number: int | None = None
     speakers: "DiarizationJob | None" = None
 
 
@@ -106,8 +106,8 @@ class Run:
         call: Call,
         redact: Collection[Kind],
         place: StoredRecording,
-        first: Part,
-        others: Sequence[Callable[[], Part]] = (),
+        first: Channel,
+        others: Sequence[Callable[[], Channel]] = (),
     ) -> None:
         """Begin with the recording, or with its first channel.
 
@@ -121,17 +121,17 @@ class Run:
         self._call = call
         self._redact = redact
         self._place = place
-        self._parts = [first]
+        self._channels = [first]
         self._others = others
         self._redactors: list[Redactor] = []
 
     @property
     def seconds(self) -> float:
-        """See :class:`Source`."""
-        return sum(part.chunks.info(part.session).duration for part in self._parts)
+        """See :class:`TranscriptSource`."""
+        return sum(channel.chunks.info(channel.session).duration for channel in self._channels)
 
     async def segments(self) -> "AsyncGenerator[Segment, None]":
-        """See :class:`Source`."""
+        """See :class:`TranscriptSource`."""
         found: list[Segment] = []
         async with aclosing(self._all()) as segments:
             async for segment in segments:
@@ -147,38 +147,38 @@ class Run:
         )
 
     async def _all(self) -> "AsyncGenerator[Segment, None]":
-        async with aclosing(self._of(self._parts[0])) as segments:
+        async with aclosing(self._of(self._channels[0])) as segments:
             async for segment in segments:
                 yield segment
         for opened in self._others:
-            self._parts.append(await asyncio.to_thread(opened))
-            async with aclosing(self._of(self._parts[-1])) as segments:
+            self._channels.append(await asyncio.to_thread(opened))
+            async with aclosing(self._of(self._channels[-1])) as segments:
                 async for segment in segments:
                     yield segment
 
-    async def _of(self, part: Part) -> "AsyncGenerator[Segment, None]":
-        """Yield the segments of one part."""
+    async def _of(self, channel: Channel) -> "AsyncGenerator[Segment, None]":
+        """Yield the segments of one channel."""
         from galley.speech.async_transcribe import transcribe_async
         from galley.speech.diarize.speakers import SpeakerLabels, label_stream
         from galley.speech.redaction import Redactor, redact_stream
 
-        patient = part is not self._parts[0]
-        segments = transcribe_async(self._call, part.session, part.chunks, patient=patient)
+        patient = channel is not self._channels[0]
+        segments = transcribe_async(self._call, channel.session, channel.chunks, patient=patient)
         if self._redact:
             redactor = Redactor(self._redact)
             self._redactors.append(redactor)
             segments = redact_stream(segments, redactor)
-        if part.speakers is not None:
+        if channel.speakers is not None:
             # First, so that segments can be streamed with their speakers.
-            labels = SpeakerLabels(await part.speakers.run(), merges=True)
+            labels = SpeakerLabels(await channel.speakers.run(), merges=True)
             segments = label_stream(segments, labels)
         async with aclosing(segments):
             async for segment in segments:
-                yield msgspec.structs.replace(segment, channel=part.channel)
+                yield msgspec.structs.replace(segment, channel=channel.number)
 
     def info(self) -> "Info":
-        """See :class:`Source`."""
-        infos = [part.chunks.info(part.session) for part in self._parts]
+        """See :class:`TranscriptSource`."""
+        infos = [channel.chunks.info(channel.session) for channel in self._channels]
         if len(infos) == 1:
             return infos[0]
         warnings = (
@@ -197,8 +197,8 @@ class Run:
         return {"redact": ",".join(self._redact), "redacted": dict(counts)}
 
     def close(self) -> None:
-        """See :class:`Source`."""
-        for part in self._parts:
-            if part.speakers is not None:
-                part.speakers.close()
-            part.chunks.close()
+        """See :class:`TranscriptSource`."""
+        for channel in self._channels:
+            if channel.speakers is not None:
+                channel.speakers.close()
+            channel.chunks.close()

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from galley.errors import GalleyError, RequestError, Unavailable
 from galley.gateway.call import Call
 from galley.gateway.lifecycle import Lifecycle
-from galley.protocols.common.errors import envelope
+from galley.protocols.common.errors import ApiError, envelope
 from galley.protocols.common.validate import validate
 from galley.protocols.http.body import LARGE
 from galley.protocols.http.errors import ClientGone
-from galley.protocols.http.websocket import EventSocket
+from galley.protocols.http.websocket import (
+    GOING_AWAY,
+    INTERNAL_ERROR,
+    NORMAL,
+    NOT_ALLOWED,
+    TRY_AGAIN,
+    EventSocket,
+)
 from galley.protocols.openai.realtime.conversation import Conversation
 from galley.protocols.openai.realtime.conversation_schemas import (
     CONVERSATION_EVENTS,
@@ -44,9 +51,6 @@ _BEHIND_SECONDS: Final = 30.0
 _QUIET_SECONDS: Final = 5.0
 """Seconds without an event after which redacted text is given out, though more may follow."""
 _FIRST: Final = asyncio.FIRST_COMPLETED
-
-NORMAL, GOING_AWAY, INTERNAL_ERROR, TRY_AGAIN = 1000, 1001, 1011, 1013
-"""WebSocket close codes (RFC 6455, 7.4.1; 1013 is from IANA's registry)."""
 
 
 class Connection:
@@ -121,6 +125,8 @@ class Connection:
             if not isinstance(error, GalleyError):
                 log.exception("stream %s failed", self._id)
             code = TRY_AGAIN if isinstance(error, Unavailable) else INTERNAL_ERROR
+            if isinstance(error, ApiError):  # the client may send no more
+                code = NOT_ALLOWED
             finish = "error"
             with suppress(ClientGone):
                 await self._refuse(error)

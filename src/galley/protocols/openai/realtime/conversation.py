@@ -44,7 +44,7 @@ BUSY: Final = "conversation_already_has_active_response"
 
 
 class CallerAudio(Protocol):
-    """What a conversation needs of the live stream of its caller's audio."""
+    """The interface that a conversation needs of its caller's live audio."""
 
     async def end_after(self, turn: int, silence_ms: int) -> None:
         """End a turn that has paused once its silence has lasted this long."""
@@ -107,7 +107,7 @@ class Conversation:
         self._owed = False
         """Whether the last turn is not answered, since the caller spoke on before its transcript came."""
         self._times: TurnTimes | None = None
-        """Of the turn that has paused last."""
+        """The times of the turn that has paused last."""
         self._silence = Silence(self._prompt_caller)
 
     async def handle(self, event: Event) -> None:
@@ -367,7 +367,7 @@ class Conversation:
         item = self._items.named(item_id)
         if item.role != "assistant" or not item.spoken:
             raise RequestError(
-                f"item {item_id[:100]!r} is no audio of the assistant", param="item_id"
+                f"item {item_id[:100]!r} is not audio of the assistant", param="item_id"
             )
         item.cut(milliseconds)
         about = {"item_id": item_id, "content_index": 0, "audio_end_ms": milliseconds}

@@ -347,7 +347,7 @@ def _of_audio(audio: AudioOutput, before: Answers) -> dict[str, Any]:
         rate = audio.format.hertz(before.format, before.rate)
         if audio.format.type == "audio/pcm" and rate != 24_000:
             raise RequestError(
-                f"audio.output.format.rate is {rate}; audio/pcm is sent at 24000",
+                f"audio.output.format.rate is {rate}; audio/pcm is sent at 24,000 Hz",
                 param="audio.output.format.rate",
             )
         changes |= {"format": audio.format.type, "rate": rate}

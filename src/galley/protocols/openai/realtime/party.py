@@ -1,4 +1,4 @@
-"""The models of a conversation: one hears, one answers, and one speaks."""
+"""The models of a conversation: one transcribes, one answers, and one speaks."""
 
 from collections.abc import Mapping
 from functools import partial

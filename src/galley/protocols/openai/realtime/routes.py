@@ -93,9 +93,8 @@ async def _serve(models: Registry, socket: WebSocket) -> None:
     with opened(call):
         await socket.accept("realtime" if "realtime" in offered else None)
         idle = models.settings.live_idle_seconds
-        connection = Connection(
-            EventSocket(socket), call, model, party, flat=flat, idle_seconds=idle
-        )
+        events = EventSocket(socket, socket.scope["state"]["checks"])
+        connection = Connection(events, call, model, party, flat=flat, idle_seconds=idle)
     await connection.serve(models.lifecycle)
 
 

@@ -20,7 +20,7 @@ EndAfter = Callable[[int, int], Awaitable[None]]
 log = logging.getLogger("galley.server")
 
 _WARM_CHARACTERS: Final = 200
-"""New text of a turn that is worth a prefill of its own while the caller goes on."""
+"""New text of a turn that is worth a prefill of its own while the caller continues."""
 
 
 class TurnEnds:
@@ -61,7 +61,7 @@ class TurnEnds:
         self._judging = self._begin(self._judge(turn, conversation, eagerness))
 
     def resume(self) -> None:
-        """Stop judging: the caller goes on."""
+        """Stop judging, because the caller continues."""
         if self._judging is not None:
             self._judging.cancel()
             self._judging = None

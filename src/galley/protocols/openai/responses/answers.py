@@ -18,15 +18,17 @@ from galley.gateway.generation import Finish, Generation
 from galley.gateway.served import ServedModel
 from galley.protocols.common.errors import renamed, to_api_error
 from galley.protocols.openai.responses.items import Items
+from galley.protocols.openai.responses.lanes import Lane
 from galley.protocols.openai.responses.schemas import (
     InputItem,
+    ResponseCompactRequest,
     ResponseCountRequest,
     ResponseRequest,
 )
 from galley.protocols.openai.responses.shared import Begun, SharedResponses
 from galley.protocols.openai.responses.store import Responses, StoredResponse, previous
 from galley.protocols.openai.responses.tools import offered
-from galley.protocols.openai.usage import ReceiptFields, receipt_fields
+from galley.protocols.openai.responses.usage import ResponseUsage, usage_of
 from galley.settings.config import MOST_TIMEOUT
 
 _SEED_BITS: Final = 63
@@ -47,29 +49,6 @@ _NAMES: Final = {
 
 named_as_given: Final = partial(renamed, _NAMES)
 """A context in which errors name the fields of this protocol."""
-
-
-class InputDetails(TypedDict):
-    """The prompt's cached tokens. All computed tokens may be cached, and writes are not charged."""
-
-    cached_tokens: int
-    cache_write_tokens: Literal[0]
-
-
-class OutputDetails(TypedDict):
-    """Number of the generated tokens that were reasoning."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(ReceiptFields):
-    """Token counts of one request, and its receipt."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
 
 
 class IncompleteDetails(TypedDict):
@@ -148,6 +127,7 @@ class ResponseAnswer:
         generation: Generation,
         earlier: list[InputItem],
         store: Responses,
+        lane: Lane | None = None,
     ) -> None:
         """Create the answer; :meth:`start` calls this."""
         self._sampling = parsed.sampling().resolved(call.info.require_text().defaults)
@@ -156,6 +136,7 @@ class ResponseAnswer:
         self._generation = generation
         self._earlier = earlier
         self._store = store
+        self._lane = lane
         self._stored = store.is_on and parsed.store is not False
         self._created = int(time.time())
         self._begun = ""
@@ -170,6 +151,7 @@ class ResponseAnswer:
         caller: Caller,
         store: Responses,
         again: Begun | None = None,
+        lane: Lane | None = None,
     ) -> Self:
         """Submit the request to the engine; ``parsed.stream`` is ignored.
 
@@ -179,6 +161,7 @@ class ResponseAnswer:
             caller: the caller.
             store: holds the response that the request continues, and receives the answer.
             again: the response that another server had begun to answer.
+            lane: the lane of a WebSocket, which keeps the answer if the store does not.
 
         Raises:
             GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
@@ -188,15 +171,18 @@ class ResponseAnswer:
                 "store: this server stores no responses (--stored-responses); only false is supported",
                 param="store",
             )
-        earlier = await earlier_items(parsed, caller, store)
+        earlier = await earlier_items(parsed, caller, store, lane)
         with named_as_given(), opened(Call(served, ENDPOINT, caller)) as call:
             caller.keep_seconds = parsed.keep_seconds
             params, conversation = parsed.sampling(), parsed.as_conversation(earlier)
             shared = isinstance(store, SharedResponses) and parsed.store is not False
+            prepares = lane is not None and lane.only_prepares
             if shared and params.seed is None:
-                # Another server may have to go on with it.
+                # Another server may have to continue it.
                 seed = secrets.randbits(_SEED_BITS) if again is None else again.seed
                 params = msgspec.structs.replace(params, seed=seed)
+            if prepares:
+                params = msgspec.structs.replace(params, max_tokens=1)
             call.check_early(0)
             generation = await converse(
                 call,
@@ -205,10 +191,10 @@ class ResponseAnswer:
                 constrained_by=parsed.constrained_by,
                 truncate=parsed.truncation == "auto",
             )
-        answer = cls(call, parsed, generation, earlier, store)
+        answer = cls(call, parsed, generation, earlier, store, lane)
         if again is not None:
             answer._created = again.created
-        elif shared and store.is_on:
+        elif shared and store.is_on and not prepares:
             await answer._begin(params.seed or 0)
         return answer
 
@@ -272,10 +258,13 @@ class ResponseAnswer:
         finish: Finish | None = None
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
+                finish = piece.finish or finish
+                if self._lane is not None and self._lane.only_prepares:
+                    finish = finish and "stop"
+                    continue
                 for event in piece.events:
                     for made in self._items.of(event):
                         yield numbered(made)
-                finish = piece.finish or finish
         for made in self._items.ended(cut=finish == "length"):
             yield numbered(made)
         response = await self._complete(finish)
@@ -284,12 +273,16 @@ class ResponseAnswer:
     async def _complete(self, finish: Finish | None) -> ResponseObject:
         """Return the complete answer, after storing a copy of it where that is enabled."""
         response = self._response(finish)
-        if self._stored:
+        if self._stored or self._lane is not None:
             made = await asyncio.to_thread(
                 StoredResponse.of, response, self._earlier, self._parsed.input
             )
-            kept = await self._store.keep(self._call.caller.tenant.name, response["id"], made)
-            response["store"] = self._stored = kept
+            if self._stored:
+                tenant = self._call.caller.tenant.name
+                kept = await self._store.keep(tenant, response["id"], made)
+                response["store"] = self._stored = kept
+            if self._lane is not None and not self._stored:
+                self._lane.keep(response["id"], made)
         return response
 
     def _response(self, finish: Finish | None) -> ResponseObject:
@@ -330,33 +323,28 @@ class ResponseAnswer:
             "top_logprobs": 0,
             "top_p": 1.0 if self._sampling.top_p is None else self._sampling.top_p,
             "truncation": parsed.truncation or "disabled",
-            "usage": None if finish is None else self._usage(),
+            "usage": None if finish is None else usage_of(self._generation),
             "user": parsed.user,
-        }
-
-    def _usage(self) -> ResponseUsage:
-        counts = self._generation.usage()
-        return {
-            "input_tokens": counts.prompt,
-            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
-            "output_tokens": counts.generated,
-            "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
-            "total_tokens": counts.prompt + counts.generated,
-            **receipt_fields(self._generation.receipt),
         }
 
 
 async def earlier_items(
-    parsed: ResponseCountRequest, caller: Caller, store: Responses
+    parsed: ResponseCountRequest | ResponseCompactRequest,
+    caller: Caller,
+    store: Responses,
+    lane: Lane | None = None,
 ) -> list[InputItem]:
     """Return the items of the conversation that a request continues, if it continues one.
 
     Raises:
         RequestError: the previous response is not stored.
     """
-    if parsed.previous_response_id is None:
+    name = parsed.previous_response_id
+    if name is None:
         return []
-    found = await previous(store, caller.tenant.name, parsed.previous_response_id)
+    found = None if lane is None else lane.find(name)
+    if found is None:
+        found = await previous(store, caller.tenant.name, name)
     # It can be megabytes, and decoding it here would block other requests.
     return await asyncio.to_thread(found.conversation)
 

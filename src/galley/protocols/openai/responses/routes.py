@@ -1,20 +1,25 @@
-"""OpenAI's Responses API: ``/v1/responses``, and the stored responses."""
+"""OpenAI's Responses API: ``/v1/responses``, over HTTP and WebSockets, and the stored responses."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
-from galley.errors import RequestError
+from galley.errors import GalleyError, RequestError
 from galley.gateway.chat import prompt_of
 from galley.gateway.registry import Registry
 from galley.protocols.common.errors import ApiError
 from galley.protocols.http.admit import admit, admit_unqueued
 from galley.protocols.http.caller import caller_of
+from galley.protocols.http.errors import error_response
 from galley.protocols.http.json_answers import Json, LargeJson
 from galley.protocols.http.openapi import Operation
 from galley.protocols.http.query import read_query
 from galley.protocols.http.sse import NamedEventStream, respond, while_connected
+from galley.protocols.http.websocket import EventSocket
 from galley.protocols.openai.responses import answers as response_answer
 from galley.protocols.openai.responses.answers import (
     InputTokenCount,
@@ -24,9 +29,16 @@ from galley.protocols.openai.responses.answers import (
     error_event,
     named_as_given,
 )
+from galley.protocols.openai.responses.compaction import COMPACT, CompactedResponse, compacted
+from galley.protocols.openai.responses.connection import MOST_SECONDS, Connection
+from galley.protocols.openai.responses.lanes import ConnectionResponses, connection_store
 from galley.protocols.openai.responses.replay import RetrieveQuery, replayed
 from galley.protocols.openai.responses.resuming import Resuming, not_found
-from galley.protocols.openai.responses.schemas import ResponseCountRequest, ResponseRequest
+from galley.protocols.openai.responses.schemas import (
+    ResponseCompactRequest,
+    ResponseCountRequest,
+    ResponseRequest,
+)
 from galley.protocols.openai.responses.store import (
     ItemList,
     ItemsQuery,
@@ -48,7 +60,7 @@ class _Items(Operation):
 _ONE: Final = response_answer.ENDPOINT + "/{response_id}"
 
 
-def routes(models: Registry) -> list[Operation]:
+def routes(models: Registry) -> Sequence[BaseRoute]:
     """Return the routes, served by ``models``, with their own store of responses."""
     resuming = Resuming(models)
     store = resuming.store
@@ -101,6 +113,14 @@ def routes(models: Registry) -> list[Operation]:
         }
         return Json(answer)
 
+    async def compact(request: Request) -> Response:
+        """Shorten a conversation to its messages and a summary of the rest."""
+        parsed, caller, served = await admit(
+            models, request, ResponseCompactRequest, "generate", prompt=lambda parsed: parsed.input
+        )
+        work = compacted(served, parsed, caller, store)
+        return LargeJson(await while_connected(request.receive, work))
+
     async def delete_response(request: Request) -> Response:
         """Delete a stored response."""
         name = request.path_params["response_id"]
@@ -116,6 +136,7 @@ def routes(models: Registry) -> list[Operation]:
 
     stream = {"text/event-stream": {"description": "Named events, each with JSON as its data."}}
     return [
+        *_connections(models, store),
         Operation(
             "POST",
             response_answer.ENDPOINT,
@@ -132,6 +153,14 @@ def routes(models: Registry) -> list[Operation]:
             tag="generation",
             body=ResponseCountRequest,
             answers={200: InputTokenCount},
+        ),
+        Operation(
+            "POST",
+            COMPACT,
+            compact,
+            tag="generation",
+            body=ResponseCompactRequest,
+            answers={200: CompactedResponse},
         ),
         _Stored(
             "GET",
@@ -152,6 +181,52 @@ def routes(models: Registry) -> list[Operation]:
             answers={200: ItemList},
         ),
     ]
+
+
+def _connections(models: Registry, store: Responses) -> Sequence[BaseRoute]:
+    """Return the routes of WebSockets."""
+    settings = models.settings
+    kept = connection_store(settings.stored_response_bytes, MOST_SECONDS)
+
+    async def connected(socket: WebSocket) -> None:
+        """Answer conversations on a WebSocket, as OpenAI's Responses API does."""
+        try:
+            caller = caller_of(socket, timeout=settings.request_timeout)
+        except GalleyError as error:
+            await socket.send_denial_response(error_response(error))
+            return
+        await socket.accept()
+        own = ConnectionResponses(kept, caller.tenant.name)
+        state = socket.scope["state"]
+        connection = Connection(
+            EventSocket(socket, state["checks"]), models, caller, store, own, state["part_ended"]
+        )
+        await connection.serve(models.lifecycle)
+
+    return [
+        WebSocketRoute(response_answer.ENDPOINT, connected),
+        Route(response_answer.ENDPOINT, _no_upgrade, methods=["GET"], include_in_schema=False),
+    ]
+
+
+async def _no_upgrade(_: Request) -> Response:
+    """Refuse a GET without a WebSocket, or one to a server without the package for WebSockets."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError:
+        raise ApiError(
+            501,
+            "WebSockets need the package websockets, which is not installed on the server: pip install "
+            "'galley-inference[speech]'",
+            type="internal_error",
+            code="websockets_not_installed",
+        ) from None
+    raise ApiError(
+        426,
+        f"GET {response_answer.ENDPOINT} opens a WebSocket; send other requests by POST",
+        code="upgrade_required",
+        headers={"Upgrade": "websocket"},
+    )
 
 
 async def _found(store: Responses, request: Request) -> StoredResponse:

@@ -13,8 +13,9 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Strict
-from galley.protocols.common.prefixes import retained_seconds
+from galley.protocols.common.prefixes import PromptCacheOptions, retained_seconds
 from galley.protocols.common.structured_output import ANY_OBJECT, schema_grammar
+from galley.protocols.openai.responses.summaries import summary_of
 from galley.protocols.openai.responses.tools import ResponseTool, ToolName, full_name, model_tools
 from galley.tools.conversation import Conversation, read_arguments
 from galley.types import Grammar, SamplingParams
@@ -27,12 +28,14 @@ _NEEDED: Final = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
+    "compaction": ("encrypted_content",),
 }
 _ALLOWED: Final = {
     "message": ("phase", "warning"),
     "function_call": ("namespace",),
     "function_call_output": (),
     "reasoning": ("summary", "content", "encrypted_content"),
+    "compaction": (),
 }
 _ALWAYS: Final = ("type", "id", "status")
 
@@ -49,7 +52,9 @@ class ContentPart(Strict, frozen=True, kw_only=True):
 class InputItem(Strict, frozen=True, kw_only=True):
     """One item of a conversation; its type determines its fields."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "compaction"] = (
+        "message"
+    )
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -64,7 +69,10 @@ class InputItem(Strict, frozen=True, kw_only=True):
     summary: Annotated[list[Any], Meta(max_length=MAX_PARTS)] | None = None
     encrypted_content: Annotated[
         str | None,
-        Meta(description="Accepted and ignored: only the server that wrote it can read it."),
+        Meta(
+            description="Of a compaction: what `/v1/responses/compact` returned. Of reasoning: accepted "
+            "and ignored, since only the server that wrote it can read it."
+        ),
     ] = None
     phase: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     namespace: ToolName | None = None
@@ -207,6 +215,38 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
         )
 
 
+class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses/compact`."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGES)] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[
+        str | None, Meta(description="Compact the conversation that this response ends.")
+    ] = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    def __post_init__(self) -> None:
+        if not self.input and self.previous_response_id is None:
+            raise RequestError("input: required without previous_response_id", param="input")
+
+    @property
+    def keep_seconds(self) -> float:
+        """How long the prefix is to stay cached after the request."""
+        return retained_seconds(
+            self.prompt_cache_key, self.prompt_cache_retention, self.prompt_cache_options
+        )
+
+    def items(self) -> list[InputItem]:
+        """Return the request's items."""
+        if isinstance(self.input, str):
+            return [InputItem(role="user", content=self.input)]
+        return list(self.input or ())
+
+
 class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     """Body of `POST /v1/responses`."""
 
@@ -244,11 +284,14 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
         Literal["in_memory", "24h"] | None,
         Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
     ] = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
     @property
     def keep_seconds(self) -> float:
         """How long the prefix is to stay cached after the request."""
-        return retained_seconds(self.prompt_cache_key, self.prompt_cache_retention)
+        return retained_seconds(
+            self.prompt_cache_key, self.prompt_cache_retention, self.prompt_cache_options
+        )
 
     @property
     def constrained_by(self) -> str:
@@ -288,9 +331,14 @@ def _begun(instructions: str | None, turns: list[dict[str, Any]]) -> list[dict[s
 
 
 def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
-    """Convert items to messages; thinking and calls join the assistant message next to them."""
+    """Convert items to messages; thinking and calls join the assistant message next to them.
+
+    Raises:
+        RequestError: an output is of no call, or a compaction was written by another server.
+    """
     turns: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant message that is still open
+    called: set[str | None] = set()
     for item in items:
         match item.type:
             case "message" if item.role != "assistant":
@@ -298,8 +346,17 @@ def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
                 role = "system" if item.role == "developer" else item.role
                 turns.append({"role": role, "content": _text(item.content)})
                 continue
+            case "compaction":
+                own = None
+                _compact(turns, summary_of(item.encrypted_content or ""))
+                continue
             case "function_call_output":
                 own = None
+                if item.call_id not in called:
+                    raise RequestError(
+                        f"No tool call found for function call output with call_id {item.call_id!r}",
+                        param="input",
+                    )
                 output = {
                     "role": "tool",
                     "content": _text(item.output),
@@ -319,7 +376,23 @@ def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
             function = {"name": name, "arguments": read_arguments(item.arguments or "")}
             call = {"type": "function", "id": item.call_id, "function": function}
             own.setdefault("tool_calls", []).append(call)
+            called.add(item.call_id)
     return turns
+
+
+def _compact(turns: list[dict[str, Any]], summary: str) -> None:
+    """Add the summary of what was between and after the user messages that were kept.
+
+    These become one message, since many templates require that roles alternate.
+    """
+    said: list[str] = []
+    while turns and turns[-1]["role"] == "user":
+        said.insert(0, turns.pop()["content"])
+    if said:
+        turns.append({"role": "user", "content": "\n\n".join(said)})
+    turns.append(
+        {"role": "assistant", "content": f"Summary of the conversation so far:\n\n{summary}"}
+    )
 
 
 def _text(content: str | list[ContentPart] | None) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, Self, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ _PREFIXES: Final = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "compaction": "cmp",
 }
 _KINDS: Final = {"assistant": "output_text"}
 """Role -> type of its text parts, if not ``input_text``."""
@@ -82,7 +83,7 @@ class StoredResponse(NamedTuple):
         """
         if isinstance(given, str):
             given = [InputItem(role="user", content=given)]
-        items = _listed([*earlier, *given], answer["id"])
+        items = listed([*earlier, *given], answer["id"])
         return cls(msgspec.json.encode(answer), msgspec.json.encode(items))
 
     @property
@@ -104,14 +105,38 @@ class ResponseStore:
     loses none to others.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create an empty store; ``clock`` returns seconds and never goes back."""
-        self._most = settings.stored_responses
-        self._most_bytes = settings.stored_response_bytes
-        self._seconds = settings.stored_response_seconds
+    def __init__(
+        self,
+        *,
+        most: int,
+        most_bytes: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create an empty store.
+
+        Args:
+            most: the most responses; 0: nothing is stored.
+            most_bytes: the most bytes.
+            seconds: age after which a response is dropped.
+            clock: returns seconds and never goes back.
+        """
+        self._most = most
+        self._most_bytes = most_bytes
+        self._seconds = seconds
         self._clock = clock
         self._count = self._bytes = 0
         self._tenants: dict[str, _TenantResponses] = {}
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Callable[[], float] = time.monotonic) -> Self:
+        """Create an empty store with the limits that the settings have for stored responses."""
+        return cls(
+            most=settings.stored_responses,
+            most_bytes=settings.stored_response_bytes,
+            seconds=settings.stored_response_seconds,
+            clock=clock,
+        )
 
     @property
     def is_on(self) -> bool:
@@ -192,7 +217,7 @@ class OwnResponses:
 
     def __init__(self, settings: Settings) -> None:
         """Create an empty store."""
-        self._store = ResponseStore(settings)
+        self._store = ResponseStore.of(settings)
 
     @property
     def is_on(self) -> bool:
@@ -242,7 +267,7 @@ class _TenantResponses:
         return len(self.responses) if by_number else self.bytes
 
 
-def _listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
+def listed(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
     """Return items as they are listed: each with a unique id, and its text in parts."""
     listed = []
     seen: set[str] = set()

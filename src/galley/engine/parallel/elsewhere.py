@@ -1,0 +1,173 @@
+"""A rank on another machine than rank 0: it waits for its group, and is then a rank like the others.
+
+``service/rank_host.py`` has its process, which serves one group and is then replaced by another one.
+"""
+
+import dataclasses
+import logging
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from galley.engine.parallel.frames import Begin, Channel
+from galley.engine.parallel.mesh import JOIN_BYTES, START_SECONDS, Join, Mesh, connect_mesh
+from galley.engine.parallel.rank import Group, serve_group
+from galley.errors import EngineFailed, ModelError, SettingsError
+from galley.formats.model_files import samples_digest
+from galley.links.access import Access
+from galley.links.duplex import SealedStream
+from galley.links.sockets import SealedSocket, accepted
+from galley.ops.communicator import communicator_over, mapped_memory
+
+log = logging.getLogger("galley.rank")
+
+_MOST_HANDSHAKES: Final = 16
+"""Maximum connections that shake hands at the same time; a further one is closed at once."""
+
+_MOST_WAITING: Final = 64
+"""Maximum connections of ranks that are kept until rank 0 has said who belongs to the group."""
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """What a rank's own machine decides.
+
+    Attributes:
+        folder: the checkpoint there.
+        model: its name for messages.
+        threads: compute threads.
+        weight_cache: whether packed weights are kept.
+    """
+
+    folder: Path
+    model: str
+    threads: int
+    weight_cache: bool
+
+    def begin(self, begin: Begin) -> Begin:
+        """Return the first frame with what this machine decides."""
+        settings = dataclasses.replace(
+            begin.settings,
+            model=self.model,
+            threads=self.threads,
+            weight_cache=self.weight_cache,
+        )
+        return msgspec.structs.replace(begin, settings=settings, folder=str(self.folder))
+
+
+class Reception:
+    """Takes the connections of a group's ranks, each on a thread until its handshake is done."""
+
+    def __init__(self, listener: socket.socket, access: Access) -> None:
+        self._listener = listener
+        self._access = access
+        self._places = threading.BoundedSemaphore(_MOST_HANDSHAKES)
+        self._leader: queue.SimpleQueue[tuple[Join, SealedSocket]] = queue.SimpleQueue()
+        self._session: bytes | None = None
+        self._rows: dict[tuple[bytes, int], SealedSocket] = {}
+        self._changed = threading.Condition()
+        threading.Thread(target=self._accept, daemon=True, name="galley-ranks").start()
+
+    def leader(self) -> tuple[Join, SealedSocket]:
+        """Wait for a group's rank 0, and return its first frame and its connection."""
+        return self._leader.get()
+
+    def lower_ranks(self, session: bytes, rank: int, deadline: float) -> dict[int, SealedSocket]:
+        """Wait for the ranks of a group with lower numbers, and return their connections.
+
+        Raises:
+            EngineFailed: one has not connected by the deadline, on the monotonic clock.
+        """
+        wanted = {(session, other) for other in range(rank)}
+        with self._changed:
+            while missing := wanted - self._rows.keys():
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    names = ", ".join(str(other) for _, other in sorted(missing))
+                    raise EngineFailed(f"rank {names} has not connected to rank {rank} in time")
+            return {other: self._rows.pop((session, other)) for other in range(rank)}
+
+    def _accept(self) -> None:
+        while True:
+            raw, _ = self._listener.accept()
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._receive, args=(raw,), daemon=True).start()
+            else:
+                raw.close()
+
+    def _receive(self, raw: socket.socket) -> None:
+        try:
+            connection = accepted(raw, self._access)
+            try:
+                what = msgspec.msgpack.decode(connection.receive(JOIN_BYTES), type=Join)
+                self._take(what, connection)
+            except BaseException:
+                connection.close()
+                raise
+        except (SettingsError, OSError, msgspec.DecodeError) as error:
+            log.warning("a connection was refused or ended: %s", error or "no answer in time")
+        finally:
+            self._places.release()
+
+    def _take(self, what: Join, connection: SealedSocket) -> None:
+        """Confirm and keep a connection, or close it if this rank belongs to another group."""
+        with self._changed:
+            foreign = self._session is not None and (not what.rows or what.session != self._session)
+            if foreign or len(self._rows) >= _MOST_WAITING:
+                connection.close()
+                return
+            connection.send(b"")
+            if what.rows:
+                self._rows[what.session, what.rank] = connection
+                self._changed.notify_all()
+            else:
+                self._session = what.session
+                self._leader.put((what, connection))
+
+
+def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -> None:
+    """Wait for a group, and compute steps with it until rank 0 closes the connection or a rank fails.
+
+    Args:
+        listener: a listening socket.
+        access: the token and the certificates.
+        place: what this machine decides.
+    """
+    reception = Reception(listener, access)
+    what, connection = reception.leader()
+    channel = Channel(SealedStream(connection))
+    received = channel.receive_at_rank()
+    if not isinstance(received, Begin) or received.session != what.session:
+        channel.close()
+        return
+    begin = place.begin(received)
+    log.info("rank %d of %d", begin.rank, begin.ranks)
+
+    def meet() -> Group:
+        if samples_digest(place.folder) != begin.contents:
+            raise ModelError(
+                f"{place.folder} on the machine of this rank is not the engine's checkpoint; all ranks "
+                "need the same files"
+            )
+        return _group_of(begin, reception, access)
+
+    serve_group(channel, begin, meet, alone=True)
+
+
+def _group_of(begin: Begin, reception: Reception, access: Access) -> Group:
+    """Connect with all other ranks.
+
+    Raises:
+        SettingsError, EngineFailed: one cannot be reached, or has not connected.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    higher = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
+    lower = reception.lower_ranks(begin.session, begin.rank, deadline)
+    memory = mapped_memory(-1, begin.ranks, begin.slot_bytes)
+    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    return Group(shared, Mesh(memory, shared, begin.slot_bytes, {**lower, **higher}))

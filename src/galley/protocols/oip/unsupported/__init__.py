@@ -1,0 +1,1 @@
+"""Extensions of Triton that are refused by name."""

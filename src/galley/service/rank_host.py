@@ -1,0 +1,142 @@
+"""The process of ``galley rank``: it listens, and keeps a process that computes for one engine at a time.
+
+That process is forked from this one, serves one group of ranks and ends with it; then, or if it is killed,
+there is another one. Engines that connect meanwhile wait in the socket's backlog.
+"""
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+from galley.errors import GalleyError
+from galley.formats.source import resolve_model
+from galley.links.access import Access, read_access
+from galley.machine import available_cores
+from galley.observe import logs
+from galley.observe.logs import say
+from galley.service.process_limits import end_with_parent
+from galley.settings.config import LOOPBACK_HOSTS, Settings
+
+log = logging.getLogger("galley.rank")
+
+_UNUSABLE: Final = 3
+"""Exit status of a process that another one could not do better than."""
+
+_PAUSE_SECONDS: Final = 1.0
+"""Pause after a process that has failed."""
+
+
+def run_rank(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; blocks. Return the exit code.
+
+    Raises:
+        ModelError, SettingsError: the model or the settings cannot be used.
+    """
+    logs.start(settings.log_format, settings.log_level)
+    access = read_access(settings)
+    folder = resolve_model(settings.model, revision=settings.revision)
+    if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
+        log.warning(
+            "%s is reachable from other machines without encryption: set cluster_ca, cluster_cert and "
+            "cluster_key, or keep the network private",
+            settings.host,
+        )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        say(
+            f"galley: cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+            sys.stderr,
+        )
+        return 1
+    name = settings.model or folder.name
+    say(f"a rank of {name} is ready for an engine at {settings.host}:{listener.getsockname()[1]}")
+    with listener:
+        return _Supervisor(settings, access, folder, listener).run()
+
+
+class _Supervisor:
+    """Keeps the process that computes."""
+
+    def __init__(
+        self, settings: Settings, access: Access, folder: Path, listener: socket.socket
+    ) -> None:
+        self._settings = settings
+        self._access = access
+        self._folder = folder
+        self._listener = listener
+        self._child = 0
+        self._stopped = False
+
+    def run(self) -> int:
+        """Replace the process until a signal ends this one or it cannot work; return the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        while not self._stopped:
+            self._start()
+            _, status = os.waitpid(self._child, 0)
+            self._child = 0
+            code = os.waitstatus_to_exitcode(status)
+            if self._stopped:
+                break
+            if code == _UNUSABLE:
+                return 1
+            if code:
+                log.warning("the process of the rank ended (%d); starting another one", code)
+                time.sleep(_PAUSE_SECONDS)
+        return 0
+
+    def _start(self) -> None:
+        """Fork; a signal meanwhile ends the new process, too."""
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            for number in signals:
+                signal.signal(number, signal.SIG_IGN)  # this process's parent ends it
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            self._serve(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+    def _stop(self, *_: object) -> None:
+        self._stopped = True
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+
+    def _serve(self, parent: int) -> NoReturn:
+        """Serve one group of ranks, in the forked process."""
+        code = 1
+        try:
+            end_with_parent()
+            if os.getppid() == parent:
+                # The service knows engines by name only.
+                elsewhere = importlib.import_module("galley.engine.parallel.elsewhere")
+                settings = self._settings
+                place = elsewhere.RankPlace(
+                    folder=self._folder,
+                    model=settings.model,
+                    threads=settings.threads or available_cores(),
+                    weight_cache=settings.weight_cache,
+                )
+                elsewhere.serve_elsewhere(self._listener, self._access, place)
+            code = 0
+        except GalleyError as error:
+            say(f"galley: {error}", sys.stderr)
+            code = _UNUSABLE
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # threads must not keep the process alive
