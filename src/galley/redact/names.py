@@ -3,6 +3,7 @@
 A capital alone says little: transcripts have one at the beginning of a sentence, and for towns and firms.
 """
 
+import lzma
 from collections.abc import Iterator, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +31,7 @@ from galley.redact.name_tables import (
 from galley.redact.spans import Span, words
 from galley.redact.tokens import Token
 
-_FILE: Final = Path(__file__).with_name("names.txt")
+_FILE: Final = Path(__file__).with_name("names.txt.xz")
 """Made by ``recipes.names``."""
 
 _LONGEST_PHRASE: Final = max(len(phrase.split()) for phrase in BEFORE)
@@ -53,7 +54,9 @@ class Lists(NamedTuple):
 @lru_cache(maxsize=1)
 def lists() -> Lists:
     """Return the lists of names, read once."""
-    return Lists(*map(frozenset, map(words, _FILE.read_text(encoding="utf-8").splitlines())))
+    return Lists(
+        *map(frozenset, map(words, lzma.decompress(_FILE.read_bytes()).decode().splitlines()))
+    )
 
 
 def names(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
