@@ -7,7 +7,7 @@
 Answers have 20 to 500 tokens, drawn uniformly (``--answers``). A closed loop of four times as many requests
 as the engine has slots, half of them at a time, measures each policy's maximum throughput. Then each policy
 gets Poisson arrivals at several shares of continuous batching's maximum rate. ``--shape`` writes a random
-model of that shape to ``build/checkpoints`` once (``llama-1b``: 1.24 billion weights, 2.5 GB), whose answers
+model of that shape to ``build/checkpoints`` once (``llama-1b``: 1.24 billion weights, 2.5 GB). Its answers
 have 8 to 200 tokens, since a static batch is as long as its longest one. ``--html`` draws the curves of
 all policies on one page. Run it on an idle machine: ``llama-1b`` takes about seven minutes.
 """

@@ -32,12 +32,14 @@ TOKENS = 256
 BARE = """
 import sys
 
+BLANK = True
+
 def nothing(*_, **__):
     pass
 
 def blank(kind, *names):
     for name in names:
-        setattr(kind, name, nothing)
+        setattr(kind, name, nothing if BLANK else getattr(kind, name))
 
 if "galley.service.worker" in sys.orig_argv:
     from galley.engine.step_meter import StepMeter
@@ -60,7 +62,10 @@ elif "serve" in sys.orig_argv:
     blank(ModelMetrics, "phase_ended", "step_ended", "prompts_taken", "prefixes_reused", "first_token")
     blank(ModelMetrics, "sequence_finished", "sequence_timed", "request_timed")
 """
-"""``sitecustomize`` of the bare server and its engine."""
+"""``sitecustomize`` of the bare server and its engine.
+
+The other server has it with ``BLANK = False``: imports in another order change a server's cost, too.
+"""
 
 
 class _Sink(http.server.BaseHTTPRequestHandler):
@@ -124,6 +129,13 @@ def cpu_seconds(pid: int) -> float:
     return float(sum(used.user + used.system for used in times))
 
 
+def customize(stack: ExitStack, code: str) -> None:
+    """Have the processes that are started from now on run this code before their own."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    Path(folder, "sitecustomize.py").write_text(code)
+    os.environ["PYTHONPATH"] = folder
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -136,13 +148,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        Path(folder, "sitecustomize.py").write_text(BARE)
         arguments = (options.model, "--threads", "1", "--max-queue", "64")
+        customize(stack, BARE.replace("BLANK = True", "BLANK = False"))
         full = stack.enter_context(
             serving(*arguments, "--price-per-hour", "1", "--otlp-endpoint", collector())
         )
-        os.environ["PYTHONPATH"] = folder
+        customize(stack, BARE)
         bare = stack.enter_context(serving(*arguments))
         pairs = []
         for server in (full, bare):

@@ -124,9 +124,9 @@ DEFECTS: Final = (
     ),
     Defect(
         "a long chunk's rest is sought from the chunk's start, not the part's",
-        "speech/session.py",
-        "untranscribed_from(part.start + heard.until)",
-        "untranscribed_from(heard.until)",
+        "speech/part_reader.py",
+        "untranscribed_from(part.start + transcript.until)",
+        "untranscribed_from(transcript.until)",
         "speech/test_session_parts.py::test_each_part_begins_where_the_one_before_it_ended",
     ),
     Defect(

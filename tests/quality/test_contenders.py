@@ -117,8 +117,8 @@ def test_the_advice_on_speech_weighs_word_errors() -> None:
     assert first[3:] == ("250 ms", "10.0", "4.0%")
     said = advice(found)
     assert said.startswith(
-        "Take c: with 32 at once it transcribes 30 seconds of audio/s, 3 times as many as a (10), and its "
-        "word error rate is 4.5%"
+        "Take c: with 32 requests at a time it transcribes 30 seconds of audio per second, 3 times as many "
+        "as a (10), and its word error rate is 4.5%"
     )
     assert said.endswith("b made too many word errors to be considered.")
     assert page(found).count("<figure>") == 2
@@ -252,13 +252,18 @@ def test_the_advice_weighs_speed_and_loss() -> None:
     slow, fast = contender("slow", 100, 0.99), contender("fast", 250, 0.985)
     said = advice(comparison(slow, fast))
     assert said.startswith(
-        "Take fast: with 32 at once it generates 250 tokens/s, 2.5 times as many"
+        "Take fast: with 32 requests at a time it generates 250 tokens/s, 2.5 times as many"
     )
     assert "98.5% of positions" in said
     lossy = contender("lossy", 900, 0.5)
     said = advice(comparison(slow, lossy))
     assert said.startswith("Take slow")
     assert "lossy lost too many" in said
+    [point] = fast.points
+    broken = msgspec.structs.replace(point, errors={"timeout": 3})
+    said = advice(comparison(slow, msgspec.structs.replace(fast, points=(broken,))))
+    assert said.startswith("Take slow")
+    assert said.endswith("fast did not answer all requests.")
     near = contender("near", 97, None)
     assert "as many as near (97) within 5%" in advice(comparison(slow, near))
     failed = Contender(engine="gone", model="m", error="it <broke>")

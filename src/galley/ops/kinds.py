@@ -151,4 +151,5 @@ def choose_activations(weight_dtype: str, wanted: str, isa: str) -> str:
 
 
 def _kinds_that_take(activations: str) -> str:
-    return " or ".join(name for name in RUNNABLE if activations in WEIGHT_DTYPES[name].inputs)
+    types = (WEIGHT_DTYPES[name] for name in RUNNABLE)
+    return " or ".join(one.name for one in types if activations in one.inputs and not one.layout)

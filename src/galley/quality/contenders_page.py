@@ -106,19 +106,21 @@ def advice(comparison: Comparison) -> str:
     running = [one for one in comparison.contenders if one.points]
     if not running:
         return "None of the engines can be taken: each of them failed."
-    exact = _exact(running)
+    whole = [one for one in running if not any(point.errors for point in one.points)]
+    exact = _exact(whole or running)
     fastest, *others = sorted(exact, key=_throughput, reverse=True)
-    name, load = _name(fastest), fastest.points[-1].name
+    load = fastest.points[-1].load
     does = (
-        "transcribes {:.4g} seconds of audio/s"
+        "transcribes {:.3g} seconds of audio per second"
         if comparison.speech
-        else "generates {:.4g} tokens/s"
+        else "generates {:.3g} tokens/s"
     )
-    said = f"Take {name}: with {load} it {does.format(_throughput(fastest))}"
+    said = f"Take {_name(fastest)}: with {load:g} request{'s' * (load != 1)} at a time it "
+    said += does.format(_throughput(fastest))
     if others:
         second = others[0]
         ratio = _throughput(fastest) / max(_throughput(second), 1e-9)
-        compared = f"{_name(second)} ({_throughput(second):.4g})"
+        compared = f"{_name(second)} ({_throughput(second):.3g})"
         if ratio < _CLOSE:
             said += f", as many as {compared} within {_CLOSE - 1:.0%}"
         else:
@@ -129,10 +131,13 @@ def advice(comparison: Comparison) -> str:
         )
     if fastest.wer is not None:
         said += f", and its word error rate is {fastest.wer:.1%}"
-    left = [_name(one) for one in running if one not in exact]
+    left = [_name(one) for one in whole or running if one not in exact]
     if left:
         lost = "made too many word errors" if comparison.speech else "lost too many of these tokens"
         said += f". {' and '.join(left)} {lost} to be considered"
+    failed = [_name(one) for one in running if one not in (whole or running)]
+    if failed:
+        said += f". {' and '.join(failed)} did not answer all requests"
     return said + "."
 
 

@@ -87,7 +87,6 @@ class OpenVINORuntime(TextRuntime[Generate]):
         self._numbers = 0
 
     def _load(self, path: Path, options: OpenVINOOptions, sizes: TextSizes) -> Any:
-        _check_format(path)
         scheduler = self._genai.SchedulerConfig()
         scheduler.num_kv_blocks = self._blocks
         scheduler.max_num_batched_tokens = sizes.step_tokens
@@ -214,6 +213,7 @@ def _check_format(path: Path) -> None:
 
 
 def _weight_bytes(path: Path, options: OpenVINOOptions) -> int | None:
+    _check_format(path)
     if options.device != "CPU":
         return None
     files = split_files(path) if is_gguf(path) else [(path / OPENVINO_FILE).with_suffix(".bin")]

@@ -229,6 +229,12 @@ def text_sizes(
         SettingsError: ``max_model_len`` exceeds the model's context.
     """
     config = Fields(checkpoint.config, file=str(checkpoint.folder))
+    if "max_position_embeddings" not in checkpoint.config:
+        kind = checkpoint.config.get("model_type")
+        raise UnsupportedModel(
+            f"{checkpoint.folder} is a {kind} model, and this engine runs language models: its "
+            "configuration has no max_position_embeddings"
+        )
     trained = config.count("max_position_embeddings")
     context = settings.max_model_len or trained
     if context > trained:

@@ -48,7 +48,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 class Submit(msgspec.Struct, tag="submit", frozen=True):
     """Start or continue one sequence.
 
-    ``places``: where its inputs are that are not in the frame, see :mod:`galley.service.tensor_memory`.
+    ``places``: where its inputs are that are not in the frame, see :mod:`galley.service.shared_tensors`.
     """
 
     request: EngineRequest

@@ -20,8 +20,8 @@ from galley.service.frames import (
     decode_from_engine,
     encode,
 )
+from galley.service.shared_tensors import SharedTensors
 from galley.service.spawn import Spawned
-from galley.service.tensor_memory import TensorMemory
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
 
@@ -43,7 +43,7 @@ class EngineProcess:
         child: "subprocess.Popen[bytes]",
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        memory: TensorMemory | None = None,
+        memory: SharedTensors | None = None,
     ) -> None:
         self._child = child
         self._reader = reader
@@ -75,7 +75,7 @@ class EngineProcess:
                 os.close(spawned.memory)
             await asyncio.to_thread(spawned.child.wait)
             raise
-        memory = None if spawned.memory is None else TensorMemory(spawned.memory)
+        memory = None if spawned.memory is None else SharedTensors(spawned.memory)
         process = cls(spawned.child, reader, writer, memory)
         at = spawned.at
         process.send(Start(settings, folder, at, promised, publishes, publishes_tokens, transfer))

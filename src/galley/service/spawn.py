@@ -15,7 +15,7 @@ from typing import Final
 from galley.errors import Conflict
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
-from galley.service.tensor_memory import new_tensor_memory
+from galley.service.shared_tensors import new_shared_tensors
 from galley.settings.config import Settings
 from galley.settings.engine_choice import NATIVE_ENGINE
 
@@ -112,7 +112,7 @@ def spawn(
         place: file and place of an engine that shares the cores, see :mod:`galley.service.core_scheduler`.
         environ: variables in addition to this process's own.
     """
-    memory = new_tensor_memory()
+    memory = new_shared_tensors()
     files = [file for file in (memory, place and place[0]) if file is not None]
     shared = "-" if memory is None else str(memory)
     started = _begin(

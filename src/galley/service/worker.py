@@ -2,7 +2,7 @@
 
 SOCKET is the descriptor of the connection to the server, ENGINE the name of an engine's loader (see
 ``protocol.py``), and MODEL a name shown in the list of processes. MEMORY is the descriptor of the memory
-for large inputs (see ``tensor_memory.py``), or "-"; FILE and PLACE are those of an engine that shares the
+for large inputs (see ``shared_tensors.py``), or "-"; FILE and PLACE are those of an engine that shares the
 cores (see ``core_scheduler.py``).
 
 One thread reads frames from the socket, and the main thread steps the engine. The process does not
@@ -67,7 +67,7 @@ from galley.service.protocol import (
     TransferringEngine,
     find_loader,
 )
-from galley.service.tensor_memory import PlacedTensors
+from galley.service.shared_tensors import PlacedTensors
 from galley.service.watchdog import SIGN_OF_LIFE_SECONDS
 from galley.types.block_hashes import BlockContent
 from galley.types.transfers import TransferPlan

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from galley.service.tensor_memory import (
+from galley.service.shared_tensors import (
     LEAST_BYTES,
     PlacedTensors,
-    TensorMemory,
-    new_tensor_memory,
+    SharedTensors,
+    new_shared_tensors,
 )
 from galley.types import Embed, EngineRequest, Predict, Tensor
 
@@ -17,15 +17,15 @@ MIB = 2**20
 
 @pytest.fixture
 def file() -> int:
-    made = new_tensor_memory()
+    made = new_shared_tensors()
     if made is None:
         pytest.skip("the system has no such memory")
     return made
 
 
 @pytest.fixture
-def memory(file: int) -> Iterator[TensorMemory]:
-    made = TensorMemory(file)
+def memory(file: int) -> Iterator[SharedTensors]:
+    made = SharedTensors(file)
     yield made
     made.close()
 
@@ -38,7 +38,7 @@ def request(name: str, *data: bytes) -> EngineRequest:
     return EngineRequest(id=name, payload=Predict(inputs=tuple(inputs)))
 
 
-def test_the_engine_reads_what_was_placed(memory: TensorMemory, file: int) -> None:
+def test_the_engine_reads_what_was_placed(memory: SharedTensors, file: int) -> None:
     engine = PlacedTensors(file)
     given = request("a", b"1" * 100_001, b"", b"3" * 5)
     sent, places = memory.place(given, 1)
@@ -54,7 +54,7 @@ def test_the_engine_reads_what_was_placed(memory: TensorMemory, file: int) -> No
     assert data.readonly
 
 
-def test_small_and_other_requests_stay_in_their_frames(memory: TensorMemory) -> None:
+def test_small_and_other_requests_stay_in_their_frames(memory: SharedTensors) -> None:
     for given in (
         request("a", bytes(LEAST_BYTES - 1)),
         EngineRequest(id="b", payload=Embed(prompt=[1])),
@@ -62,13 +62,13 @@ def test_small_and_other_requests_stay_in_their_frames(memory: TensorMemory) -> 
         assert memory.place(given, 1) == (given, ())
 
 
-def begin(memory: TensorMemory, name: str, size: int, frame: int) -> int | None:
+def begin(memory: SharedTensors, name: str, size: int, frame: int) -> int | None:
     """Return where a request's tensor begins; None: there was no room."""
     _, places = memory.place(request(name, bytes(size)), frame)
     return places[0][0] if places else None
 
 
-def test_room_is_used_again_once_the_engine_has_answered(memory: TensorMemory) -> None:
+def test_room_is_used_again_once_the_engine_has_answered(memory: SharedTensors) -> None:
     assert begin(memory, "a", MIB, 1) == 0
     assert begin(memory, "b", MIB, 2) == MIB
     assert begin(memory, "c", MIB, 3) == 2 * MIB
@@ -79,7 +79,7 @@ def test_room_is_used_again_once_the_engine_has_answered(memory: TensorMemory) -
     assert begin(memory, "f", MIB, 6) == 0
 
 
-def test_an_aborted_request_keeps_its_place_until_the_engine_knows(memory: TensorMemory) -> None:
+def test_an_aborted_request_keeps_its_place_until_the_engine_knows(memory: SharedTensors) -> None:
     assert begin(memory, "a", MIB, 1) == 0
     memory.aborted(["a"], 2)
     memory.seen(1, [])
@@ -88,7 +88,7 @@ def test_an_aborted_request_keeps_its_place_until_the_engine_knows(memory: Tenso
     assert begin(memory, "c", MIB, 4) == 0
 
 
-def test_a_late_answer_frees_no_later_request_with_its_id(memory: TensorMemory) -> None:
+def test_a_late_answer_frees_no_later_request_with_its_id(memory: SharedTensors) -> None:
     assert begin(memory, "a", MIB, 1) == 0
     memory.aborted(["a"], 2)
     assert begin(memory, "a", MIB, 3) == MIB
@@ -98,7 +98,7 @@ def test_a_late_answer_frees_no_later_request_with_its_id(memory: TensorMemory) 
     assert begin(memory, "c", 2 * MIB, 5) == 0
 
 
-def test_what_does_not_fit_is_sent_in_a_frame(memory: TensorMemory) -> None:
+def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors) -> None:
     assert begin(memory, "a", 200 * MIB, 1) == 0
     assert begin(memory, "b", 60 * MIB, 2) is None
     memory.seen(2, ["a", "b"])

@@ -44,11 +44,11 @@ class _Lent(NamedTuple):
     frame: int
 
 
-class TensorMemory:
+class SharedTensors:
     """The server's side of the memory that it shares with one engine. For use in one event loop."""
 
     def __init__(self, file: int) -> None:
-        """Use the memory behind a descriptor of :func:`new_tensor_memory`, and close it at the end."""
+        """Use the memory behind a descriptor of :func:`new_shared_tensors`, and close it at the end."""
         self._file = file
         self._map: mmap.mmap | None = None
         self._lent: list[_Lent] = []  # in the order of their places
@@ -162,7 +162,7 @@ class PlacedTensors:
         return msgspec.structs.replace(request, payload=payload)
 
 
-def new_tensor_memory() -> int | None:
+def new_shared_tensors() -> int | None:
     """Return a descriptor of memory to share; None where the system has no such memory."""
     try:
         file = os.memfd_create("galley-tensors")
