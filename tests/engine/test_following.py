@@ -91,9 +91,9 @@ def engine_of(checkpoint: CheckpointMaker, variant: str = "llama", **changes: An
     return engine
 
 
-def ahead_of(engine: Engine) -> AheadExecutor:
+def ahead_of(engine: Engine, kind: type[AheadExecutor] = AheadExecutor) -> AheadExecutor:
     """Let the engine's steps run on a thread."""
-    executor = AheadExecutor(engine.executor)
+    executor = kind(engine.executor)
     engine._executor = executor
     engine._following = following_of(
         executor, engine._scheduler, engine._speculation, engine._meter
@@ -271,3 +271,30 @@ def test_a_request_that_waits_for_a_seat_gets_the_first_one(
             if output.request_id == "r6-0":
                 first = step
     assert first - ended <= 2
+
+
+class DrawingOnHost(AheadExecutor):
+    """Does not know the tokens of a step before it is collected."""
+
+    def follow(self, step: Submitted, batch: Batch, sampling: SamplingBatch) -> Submitted | None:
+        self.followed += 1
+        return None
+
+
+def test_tenants_are_charged_once_for_a_step_that_could_not_follow(
+    checkpoint: CheckpointMaker,
+) -> None:
+    engines = engine_of(checkpoint), engine_of(checkpoint)
+    executor = ahead_of(engines[1], DrawingOnHost)
+    charged = []
+    for engine in engines:
+        for tenant in ("a", "b"):
+            [request] = expand([5, 6], params(ignore_eos=True), engine.info, request_id=tenant)
+            engine.add(msgspec.structs.replace(request, tenant=tenant))
+        for _ in range(8):
+            engine.step()
+        charged.append([tenant.time for tenant in engine._scheduler._fair._active.values()])
+        engine.close()
+    executor.close()
+    assert executor.followed
+    assert charged[0] == charged[1]

@@ -80,14 +80,16 @@ class Following:
         if not drawn or self._scheduler.may_admit:
             return None
         self._meter.overlap()
-        if not self._scheduler.make_room([sequence for _, sequence in drawn]):
+        sequences = [sequence for _, sequence in drawn]
+        if not self._scheduler.make_room(sequences):
             return None
         batch, sampling = _assemble(drawn)
         self._meter.assembled()
         submitted = self._executor.follow(running.submitted, batch, sampling)
         if submitted is None:
             return None
-        works = [Work(sequence, 1, completes=True) for _, sequence in drawn]
+        self._scheduler.charge(sequences)
+        works = [Work(sequence, 1, completes=True) for sequence in sequences]
         return RunningStep(works, submitted, follows=True)
 
 

@@ -184,8 +184,12 @@ class Scheduler:
                 if not self._kv.allocate(sequence.id, end):
                     return False
                 sequence.tables = self._kv.tables(sequence.id)[0]
-            self._fair.charge(sequence, 1)
         return True
+
+    def charge(self, sequences: Iterable[Sequence]) -> None:
+        """Charge the tenants for one row of each sequence, in a step that was not planned here."""
+        for sequence in sequences:
+            self._fair.charge(sequence, 1)
 
     def settle(self, sequence: Sequence) -> None:
         """Register the blocks that computed tokens fill, whose last tokens were unknown before."""
