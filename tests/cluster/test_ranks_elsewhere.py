@@ -21,6 +21,7 @@ import pytest
 from galley import SamplingParams
 from galley.engine.loaders import load_engine
 from galley.engine.parallel import remote
+from galley.engine.parallel.cpus import cpus_of_ranks
 from galley.engine.parallel.elsewhere import Reception
 from galley.engine.parallel.frames import Begin, encode
 from galley.engine.parallel.mesh import Join, join, new_session
@@ -36,7 +37,7 @@ from galley.service.requests import expand
 from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
-from galley.settings.values import parsed_address
+from galley.settings.values import address_text, parsed_address
 from galley.types import EngineRequest
 from galley.types.model_info import ModelInfo
 from tests.cluster.authority import Authority
@@ -317,12 +318,33 @@ def test_a_signal_before_the_fork_ends_the_process(monkeypatch: pytest.MonkeyPat
         assert supervisor.run() == 0
 
 
+def test_a_rank_waits_until_a_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    with socket.socket() as listener:
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(os, "fork", fork)
+        monkeypatch.setattr(time, "sleep", lambda _: supervisor._stop())
+        assert supervisor.run() == 0
+
+
+def test_an_address_that_is_printed_can_be_given() -> None:
+    for host in ("10.0.0.8", "::1", "machine"):
+        assert parsed_address(address_text(host, 8600)) == (host, 8600)
+
+
 def test_settings_of_ranks_elsewhere_fit_together(tmp_path: Path) -> None:
     address = ("10.0.0.8:8600",)
     with pytest.raises(SettingsError, match="tensor_parallel is 1, but tensor_parallel_rank"):
         EngineSettings(tensor_parallel_rank=address)
     with pytest.raises(SettingsError, match=r"tensor_parallel_rank: 'x' is not HOST:PORT"):
         EngineSettings(tensor_parallel=2, tensor_parallel_rank=("x",))
+    with pytest.raises(SettingsError, match=r"tensor_parallel_rank names 10.0.0.8:8600 twice"):
+        EngineSettings(tensor_parallel=3, tensor_parallel_rank=address * 2)
+    with pytest.raises(SettingsError, match="has 2 lists of CPUs, but there are 1 ranks on this"):
+        cpus_of_ranks(("0", "0"), 1)
     with pytest.raises(SettingsError, match="replicas is 2, but the ranks of"):
         Settings(tensor_parallel=2, tensor_parallel_rank=address, replicas=2)
     with pytest.raises(SettingsError, match="need cluster_token_file"):

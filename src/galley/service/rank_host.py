@@ -23,6 +23,7 @@ from galley.observe import logs
 from galley.observe.logs import say
 from galley.service.process_limits import end_with_parent
 from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.settings.values import address_text
 
 log = logging.getLogger("galley.rank")
 
@@ -55,7 +56,8 @@ def run_rank(settings: Settings) -> int:
         )
         return 1
     name = settings.model or folder.name
-    say(f"a rank of {name} is ready for an engine at {settings.host}:{listener.getsockname()[1]}")
+    address = address_text(settings.host, listener.getsockname()[1])
+    say(f"a rank of {name} is ready for an engine at {address}")
     with listener:
         return _Supervisor(settings, access, folder, listener).run()
 
@@ -89,20 +91,31 @@ class _Supervisor:
         return 0
 
     def _start(self) -> bool:
+        """Start a process, as soon as the system allows it; return False if a signal ends this one."""
+        while not self._stopped:
+            try:
+                return self._fork()
+            except OSError as error:
+                log.warning("the process of the rank cannot be started: %s; trying again", error)
+                time.sleep(_PAUSE_SECONDS)
+        return False
+
+    def _fork(self) -> bool:
         """Fork, unless a signal has ended this process; return whether. One meanwhile ends both."""
         signals = {signal.SIGTERM, signal.SIGINT}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        if self._stopped:
+        try:
+            if self._stopped:
+                return False
+            parent = os.getpid()
+            self._child = os.fork()
+            if self._child == 0:
+                for number in signals:
+                    signal.signal(number, signal.SIG_IGN)  # this process's parent ends it
+        finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-            return False
-        parent = os.getpid()
-        self._child = os.fork()
         if self._child == 0:
-            for number in signals:
-                signal.signal(number, signal.SIG_IGN)  # this process's parent ends it
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
             self._serve(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         return True
 
     def _stop(self, *_: object) -> None:
