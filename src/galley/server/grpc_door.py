@@ -113,6 +113,7 @@ class GrpcDoor:
             OSError: the port cannot be bound.
         """
         host, port = self._settings.host, self._settings.grpc_port
+        assert port is not None
         address = address_text(host, port)
         try:
             if self._settings.tls_cert:
