@@ -189,6 +189,7 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
     tmp_path: Path,
     token: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder, other = checkpoint("llama"), tmp_path / "other"
     shutil.copytree(folder, other)
@@ -212,6 +213,7 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
         monkeypatch.setattr(remote, "START_SECONDS", 0.5)
         with pytest.raises(EngineFailed, match=f"the rank at {same.address} cannot be reached"):
             load(same)
+        assert f"waiting for the rank at {same.address}: " in caplog.text
         monkeypatch.undo()
     with (
         ranks(other, tmp_path, token, 1) as [another],

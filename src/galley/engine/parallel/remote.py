@@ -17,7 +17,7 @@ from galley.links.access import read_access
 from galley.links.duplex import SealedStream
 from galley.ops.communicator import Communicator
 from galley.settings.engine import EngineSettings
-from galley.settings.values import parsed_address
+from galley.settings.values import address_text, parsed_address
 
 _LEADER: Final = 0
 
@@ -70,7 +70,7 @@ class RemoteRanks:
         for rank, (host, port) in self.addresses.items():
             if each[rank] != each[_LEADER]:
                 raise SettingsError(
-                    f"rank {rank} at {host}:{port} computes with {each[rank]}, this machine with "
-                    f"{each[_LEADER]}, which may round otherwise; set GALLEY_CPU_ISA to the same on all "
-                    "machines"
+                    f"rank {rank} at {address_text(host, port)} computes with {each[rank]}, this machine "
+                    f"with {each[_LEADER]}, which may round otherwise; set GALLEY_CPU_ISA to the same on "
+                    "all machines"
                 )
