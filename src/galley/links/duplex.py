@@ -48,7 +48,7 @@ class Duplex:
 
     def put(self, body: "bytes | memoryview") -> None:
         """Queue a frame; :meth:`flush` sends it. The body may change afterwards."""
-        frame = LENGTH.pack(len(body)) + bytes(body) + self._seals.seal(body)
+        frame = b"".join((LENGTH.pack(len(body)), body, self._seals.seal(body)))
         self._out.append(memoryview(frame))
 
     def flush(self) -> bool:
