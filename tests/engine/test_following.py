@@ -298,3 +298,18 @@ def test_tenants_are_charged_once_for_a_step_that_could_not_follow(
     executor.close()
     assert executor.followed
     assert charged[0] == charged[1]
+
+
+def test_a_prompt_that_is_not_in_a_step_continues_in_the_next(
+    pair: tuple[Engine, Engine, AheadExecutor],
+) -> None:
+    """Two tenants' prompts take turns; the step that ends the first one has no room for the second."""
+    _, ahead, _ = pair
+    for tenant, begin in (("a", 5), ("b", 6)):
+        prompt = [begin + (3 * i) % 80 for i in range(96)]
+        made = expand(prompt, params(max_tokens=40, ignore_eos=True), ahead.info, request_id=tenant)
+        ahead.add(msgspec.structs.replace(made[0], tenant=tenant))
+    steps = 1
+    while not any(one.request_id == "b-0" for one in ahead.step()):
+        steps += 1
+    assert steps <= 5
