@@ -1,4 +1,4 @@
-"""A rank on another machine than rank 0: it waits for its group, and is then a rank like the others.
+"""A rank on a different machine from rank 0: it waits for its group, and is then a rank like the others.
 
 ``service/rank_host.py`` has its process, which serves one group and is then replaced by another one.
 """

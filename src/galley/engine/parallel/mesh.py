@@ -25,7 +25,7 @@ from galley.settings.values import address_text
 log = logging.getLogger("galley.rank")
 
 START_SECONDS: Final = 120.0
-"""Seconds for a rank on another machine to be there: to start, or to end what it did before."""
+"""Seconds to wait for a rank on another machine, which may still be starting or serving an ended engine."""
 
 _ATTEMPT_SECONDS: Final = 15.0
 _PAUSE_SECONDS: Final = 0.2
@@ -34,7 +34,7 @@ _SPIN_SECONDS: Final = 1e-4
 """How long a rank looks for rows of others before it sleeps: about as long as a packet travels."""
 
 _NAP_SECONDS: Final = 0.05
-"""How long it sleeps at most before it looks whether a rank of its own machine has failed."""
+"""The longest it sleeps before it checks whether a rank on its own machine has failed."""
 
 SESSION_BYTES: Final = 16
 
