@@ -235,7 +235,8 @@ def test_a_rank_says_which_of_its_own_settings_does_not_fit(
             weight_cache=True,
             **token,
         )
-        with pytest.raises(SettingsError, match="rank 1: experts is disk, but weight_cache is off"):
+        said = f"rank 1 at {rank.address}: experts is disk, but weight_cache is off"
+        with pytest.raises(SettingsError, match=said):
             load_engine(chosen, folder)
 
 
@@ -270,7 +271,7 @@ def test_those_without_the_token_keep_no_engine_out(
 ) -> None:
     with ranks(checkpoint("llama"), tmp_path, token, 1) as [rank]:
         host, port = parsed_address(rank.address)
-        idle = [socket.create_connection((host, port)) for _ in range(40)]
+        idle = [socket.create_connection((host, port)) for _ in range(100)]
         joined(rank.address, Join(new_session(), 0, rows=False)).close()
         for one in idle:
             one.close()

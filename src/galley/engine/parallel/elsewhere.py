@@ -30,7 +30,7 @@ from galley.rare_warnings import RareWarnings
 
 log = logging.getLogger("galley.rank")
 
-_MOST_HANDSHAKES: Final = 16
+_MOST_HANDSHAKES: Final = 64
 """Maximum connections that shake hands at the same time; each further one replaces the oldest."""
 
 _MOST_WAITING: Final = 64
@@ -170,7 +170,7 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -
     try:
         begin = place.begin(received)
     except SettingsError as error:
-        channel.send(Failed("settings", f"{error} (on the machine of this rank)"))
+        channel.send(Failed("settings", str(error)))
         channel.close()
         return
     log.info("rank %d of %d", begin.rank, begin.ranks)
