@@ -290,18 +290,18 @@ class Exhausted(socket.socket):
 
 
 def test_a_rank_takes_connections_after_errors_and_groups_that_never_began() -> None:
-    with Exhausted() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        reception = Reception(listener, ACCESS)
-        held = [joined(address, Join(new_session(), 1, rows=True)) for _ in range(70)]
-        last = Join(new_session(), 0, rows=False)
-        held.append(joined(address, last))
-        assert reception.leader()[0] == last
-        assert listener.tries > len(held)
-        for one in held:
-            one.close()
+    listener = Exhausted()  # stays open: a thread accepts connections until this process ends
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    reception = Reception(listener, ACCESS)
+    held = [joined(address, Join(new_session(), 1, rows=True)) for _ in range(70)]
+    last = Join(new_session(), 0, rows=False)
+    held.append(joined(address, last))
+    assert reception.leader()[0] == last
+    assert listener.tries > len(held)
+    for one in held:
+        one.close()
 
 
 def joined(address: str, what: Join) -> SealedSocket:
