@@ -2,9 +2,9 @@
 
 The plan's predictions are right up to a factor at best: the plan knows neither the hit rate of the caches
 nor the cost of the server itself. So the logarithm of measured to predicted is modeled as a sum of one term
-for each value of a setting (Bayesian linear regression, Bishop 2006, 3.3). The term of a value that has been
-measured, with whatever other settings, is known; the others are uncertain, and may turn out better than
-predicted.
+for each value of a setting (Bayesian linear regression, Bishop 2006, 3.3). The term of a value that has
+been measured, with whatever other settings, is known; the others are uncertain, and may turn out better
+than predicted.
 """
 
 import math
