@@ -23,6 +23,7 @@ from galley.cache.fact_words import (
     NEGATING_LETTERS,
     NEGATIONS,
     NUMBERS,
+    OF_GERMAN,
     OPPOSITES,
     PREFIXES,
     QUESTION_KINDS,
@@ -228,12 +229,15 @@ def difference(first: Facts, second: Facts) -> str | None:
 def same_facts(first: str, second: str) -> bool:
     """Return whether one of two answers has the numbers of the other, and one has the names of the other.
 
-    An answer may say more than the other, but not something else.
+    An answer may say more than the other, but not something else. Names are not compared in German, where
+    they cannot be told from other nouns: two answers would rarely agree.
     """
     a, b = (Facts(_without_markers(text)) for text in (first, second))
     numbers, others = set(a.numbers), set(b.numbers)
     if not (numbers <= others or others <= numbers):
         return False
+    if not OF_GERMAN.isdisjoint(a.word_set | b.word_set):
+        return True
     return a.names <= b.word_set or b.names <= a.word_set
 
 

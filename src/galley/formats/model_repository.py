@@ -322,7 +322,7 @@ def _warmups(config: Any, batched: bool, file: Path) -> list[Mapping[str, Any]]:
                 field="model_warmup.batch_size",
             )
         rows = [one.batch_size] if batched else []
-        inputs = [_warmup_input(*item, rows, file) for item in sorted(one.inputs.items())]
+        inputs = [_warmup_input(name, one.inputs[name], rows, file) for name in sorted(one.inputs)]
         found.append({"inputs": inputs, "count": one.count or 1})
     return found
 
