@@ -376,8 +376,6 @@ def test_what_cannot_be_divided_is_refused(
     assert "speech models are not divided" in refusal(checkpoint("whisper"))
     with pytest.raises(SettingsError, match=r"tensor_parallel is 2, but m\.onnx is of a library"):
         refuse_settings(EngineSettings(model="m.onnx", tensor_parallel=2), "is of a library")
-    with pytest.raises(SettingsError, match=r"names 10\.0\.0\.7:8500 twice"):
-        EngineSettings(tensor_parallel=3, tensor_parallel_rank=("10.0.0.7:8500",) * 2)
     with pytest.raises(SettingsError, match="tensor_parallel_cpus is given"):
         settings_of(llama, 1, tensor_parallel_cpus=("0",))
     assert "1 lists of CPUs" in refusal(llama, tensor_parallel_cpus=("0",))

@@ -324,15 +324,8 @@ class EngineSettings:
 
     def _check_ranks(self) -> None:
         elsewhere = len(self.tensor_parallel_rank)
-        seen: set[tuple[str, int]] = set()
         for address in self.tensor_parallel_rank:
-            place = parsed_address(address, "tensor_parallel_rank")
-            if place in seen:
-                raise SettingsError(
-                    f"tensor_parallel_rank names {address} twice, but a galley rank computes one rank: "
-                    "start another one, at a port of its own"
-                )
-            seen.add(place)
+            parsed_address(address, "tensor_parallel_rank")
         if elsewhere >= self.tensor_parallel:
             raise SettingsError(
                 f"tensor_parallel is {self.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "
