@@ -313,3 +313,17 @@ def test_a_prompt_that_is_not_in_a_step_continues_in_the_next(
     while not any(one.request_id == "b-0" for one in ahead.step()):
         steps += 1
     assert steps <= 5
+
+
+def test_steps_follow_while_tenants_that_have_their_shares_wait(
+    pair: tuple[Engine, Engine, AheadExecutor],
+) -> None:
+    _, ahead, executor = pair
+    for i in range(8):
+        chosen = params(max_tokens=20, ignore_eos=True)
+        [request] = expand([5, 6, 7 + i], chosen, ahead.info, request_id=f"r{i}")
+        ahead.add(msgspec.structs.replace(request, tenant="ab"[i % 2]))
+    for _ in range(10):
+        assert not any(output.finish_reason for output in ahead.step())
+    assert ahead.stats.waiting == 2
+    assert executor.followed > 5

@@ -164,9 +164,10 @@ class Scheduler:
     @property
     def may_admit(self) -> bool:
         """Whether a waiting sequence may get a seat in the next step, without or with a preemption."""
-        if self._fair.contended and self._waiting:
+        heads = [waiting[0] for waiting in self._waiting.values()]
+        if self._fair.contended and any(map(self._within_share, heads)):
             return True
-        return any(self._lack(waiting[0]) is None for waiting in self._waiting.values())
+        return any(self._lack(sequence) is None for sequence in heads)
 
     def make_room(self, sequences: Iterable[Sequence]) -> bool:
         """Allocate blocks for the token that each sequence draws in a running step.
