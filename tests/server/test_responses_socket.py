@@ -350,6 +350,8 @@ def test_each_request_is_counted_and_logged(client: Client, server: Server) -> N
 
 def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
     key = bearer(key_of("a"))
+    name = "galley_requests_total{endpoint=/v1/responses,status=499}"
+    before = server.metrics(**key).get(name, 0)
     with Client(server) as client:
         client.send(input="Tell me all.", max_output_tokens=900)
         client.send(input="Tell me all.", max_output_tokens=900)
@@ -357,6 +359,7 @@ def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
             pass
     until(lambda: server.metrics(**key)["galley_requests_running"] == 0)
     until(lambda: server.metrics(**key)["galley_requests_waiting"] == 0)
+    until(lambda: server.metrics(**key).get(name, 0) == before + 2)
 
 
 def test_a_removed_key_ends_its_connections(server: Server, keys: KeyFile) -> None:
@@ -408,8 +411,15 @@ def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Pa
     flags: dict[str, Any] = {"threads": 1, "api_key_file": keys.path, "live_idle_seconds": 2}
     with Server(folder, tmp_path / "log", **flags) as server:
         with Client(server) as idle:
-            assert idle.answer(input="x")["output"]
+            sent = time.monotonic()
+            for _ in range(3):
+                idle.send(input="Tell me all.", max_output_tokens=300)
+            for _ in range(3):
+                idle.end()
+            answered = time.monotonic()
             assert closed_with(idle) == 1000
+            # It is idle from the last answer on, which may be received late.
+            assert time.monotonic() - sent > 2 + (answered - sent) / 2
         with Client(server) as client, Client(server) as idle:
             stopped_while_answering(server, client, idle)
 

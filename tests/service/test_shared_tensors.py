@@ -1,6 +1,9 @@
 """Tensors in memory that a server and an engine share: where they are, and when it is used again."""
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from galley.service.shared_tensors import (
     SharedTensors,
     new_shared_tensors,
 )
+from galley.service.spawn import spawn
 from galley.types import Embed, EngineRequest, Predict, Tensor
 
 MIB = 2**20
@@ -103,3 +107,18 @@ def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors) -> None:
     assert begin(memory, "b", 60 * MIB, 2) is None
     memory.seen(2, ["a", "b"])
     assert begin(memory, "c", 60 * MIB, 3) == 0
+
+
+def test_a_process_that_cannot_start_leaves_no_memory_open(file: int) -> None:
+    def open_memory() -> int:
+        found = 0
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found += "galley-tensors" in os.readlink(entry)
+        return found
+
+    before = open_memory()
+    with pytest.raises(ValueError, match="null byte"):
+        spawn(environ={"NAME": "\0"})
+    assert open_memory() == before
+    os.close(file)

@@ -124,10 +124,17 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()
-    priority_levels: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    default_priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    priority_levels: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    default_priority: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     timeout: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     warmup: tuple[Warmup, ...] = ()
+
+    def __post_init__(self) -> None:
+        levels, level = self.priority_levels, self.default_priority
+        if (levels or level) and not 1 <= level <= levels:
+            raise ValueError(
+                f"default_priority is {level}, but priority_levels is {levels}: give one of these levels"
+            )
 
     @property
     def device(self) -> str:

@@ -83,6 +83,8 @@ class _Supervisor:
             signal.signal(number, self._stop)
         while not self._stopped:
             self._start()
+            if not self._child:
+                break
             _, status = os.waitpid(self._child, 0)
             self._child = 0
             code = os.waitstatus_to_exitcode(status)
@@ -96,9 +98,11 @@ class _Supervisor:
         return 0
 
     def _start(self) -> None:
-        """Fork; a signal meanwhile ends the new process, too."""
+        """Fork, unless a signal has come; one that comes meanwhile ends the new process, too."""
         signals = {signal.SIGTERM, signal.SIGINT}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        if self._stopped:
+            return
         parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:

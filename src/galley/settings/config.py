@@ -179,7 +179,7 @@ class Settings(ClusterSettings):
         300,
         "Limits",
         "seconds without audio after which a live stream is finished and closed, or without a request "
-        "a WebSocket of /v1/responses",
+        "or an answer a WebSocket of /v1/responses",
     )
     stored_responses: CountOrZero = setting(
         1024,

@@ -7,6 +7,7 @@ the same time. Each request counts as one of its own: in limits, metrics, the lo
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
@@ -99,6 +100,8 @@ class Connection:
         """Lane -> the task of its last request."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
+        self._quiet_since = time.monotonic()
+        """When the last request came, or the last answer ended."""
         self._lost = asyncio.Event()
 
     async def serve(self, lifecycle: Lifecycle) -> None:
@@ -166,18 +169,20 @@ class Connection:
         idle = self._models.settings.live_idle_seconds
         invalid = 0
         while True:
+            left = idle if self._tasks else self._quiet_since + idle - time.monotonic()
+            if left <= 0:
+                return f"nothing received for {idle:g} s"
             event: dict[str, Any] = {}
             try:
-                received = await self._socket.receive(idle)
+                received = await self._socket.receive(left)
                 if received is None:
                     return ""
-                event = received
+                event, self._quiet_since = received, time.monotonic()
                 work = partial(_request_of, event)
                 self._begin(*await in_thread_if_large(self._socket.received, work))
                 invalid = 0
             except TimeoutError:
-                if not self._tasks:
-                    return f"nothing received for {idle:g} s"
+                continue
             except (RequestError, QueueFull) as error:
                 # Each is logged and answered, which costs more than sending it.
                 invalid += 1
@@ -218,7 +223,11 @@ class Connection:
         task = asyncio.create_task(self._take_turn(turn, request, size, before))
         self._last[turn.stream_id] = task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._turn_over)
+
+    def _turn_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._quiet_since = time.monotonic()
 
     async def _take_turn(
         self,
@@ -228,13 +237,14 @@ class Connection:
         before: "asyncio.Task[None] | None",
     ) -> None:
         """Answer a request, once that before it in its lane is answered."""
-        try:
-            if before is not None and not before.done():
-                await asyncio.wait({before})
-        finally:
-            self._waiting_bytes -= size
         caller = self._caller.again(secrets.token_hex(12))
         try:
+            try:
+                if before is not None and not before.done():
+                    await asyncio.wait({before})
+            finally:
+                self._waiting_bytes -= size
+            caller = self._caller.again(caller.request_id)  # its time begins with its turn
             await self._answer(turn, request, caller)
             self._ended(caller, _OK)
         except (ClientGone, asyncio.CancelledError):
