@@ -1,10 +1,12 @@
 """Compare `galley tune` with an exhaustive search of the same space: cost found, and time taken.
 
     python -m benchmarks.tune [MODEL] [--requests 90] [--json FILE]
+    python -m benchmarks.tune --shape llama-1b --rate 1 --requests 30 --try weight_dtype=int8,int4
 
 The trace has Poisson arrivals and lognormal lengths. The exhaustive search serves the whole trace with each
 candidate. Then both winners serve it again in turns, because the best of many noisy figures is too good.
-Cost is CPU time, so other load on the machine matters less than it does to latencies.
+Cost is CPU time, so other load on the machine matters less than it does to latencies. Starts of servers and
+seconds of the trace that were replayed do not depend on the load at all.
 """
 
 import argparse
@@ -13,12 +15,15 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
 
+from benchmarks.batching import checkpoint
+from benchmarks.peers.checkpoint import SHAPES
 from galley.machine import available_cores, cpu_and_cores
 from galley.settings.engine import EngineSettings
 from galley.settings.quality_gate import QualityGate
@@ -35,16 +40,15 @@ SPACE: Final = (
     "max_batch_tokens=64,512",
     "max_running=4,32",
     f"threads={max(1, CORES // 2)},{CORES}",
+    "replicas=1",
     "speculation=off",
 )
-RATE: Final = 12.0
-"""Requests a second."""
 
 
-def write_trace(file: Path, requests: int) -> None:
-    """Write a generated trace in GuideLLM's form."""
+def write_trace(file: Path, requests: int, rate: float) -> None:
+    """Write a generated trace in GuideLLM's form, at this many requests a second."""
     random = np.random.default_rng(0)
-    times = np.cumsum(random.exponential(1 / RATE, requests))
+    times = np.cumsum(random.exponential(1 / rate, requests))
     prompts = np.clip(random.lognormal(4.6, 0.7, requests), 16, 600)
     outputs = np.clip(random.lognormal(3.6, 0.7, requests), 4, 200)
     lines = [
@@ -54,17 +58,19 @@ def write_trace(file: Path, requests: int) -> None:
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
 
 
-def prepared(model: str, folder: Path, requests: int) -> Job:
+def prepared(options: argparse.Namespace, folder: Path) -> Job:
     """Return the job, with all candidates predicted."""
     trace = folder / "trace.jsonl"
-    write_trace(trace, requests)
+    write_trace(trace, options.requests, options.rate)
     wanted = Wanted(
-        settings=EngineSettings(model=model),
-        goal=parse_goal(GOAL),
+        settings=EngineSettings(
+            model=checkpoint(options.shape) if options.shape else options.model
+        ),
+        goal=parse_goal(options.slo),
         turns=read_trace(trace),
         trace="generated",
         speed=1.0,
-        tried=SPACE,
+        tried=(*SPACE, *options.tried),
         gate=QualityGate({}),
     )
     return Job.prepare(wanted, folder / "tune.json")
@@ -76,7 +82,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="")
+    parser.add_argument("--shape", choices=SHAPES, help="a random model of this shape instead")
+    parser.add_argument("--slo", default=GOAL)
     parser.add_argument("--requests", type=int, default=90)
+    parser.add_argument("--rate", type=float, default=12.0, help="requests a second")
+    parser.add_argument("--try", dest="tried", action="append", default=[], metavar="SETTING=V,V")
     parser.add_argument("--candidates", type=int, default=9)
     parser.add_argument("--again", type=int, default=3, help="further runs of both winners")
     parser.add_argument("--json", type=Path)
@@ -84,9 +94,10 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as at:
         began = time.monotonic()
-        job = prepared(options.model, Path(at), options.requests)
+        job = prepared(options, Path(at))
         tuned = job.search(options.candidates, on_end=lambda: None, on_trial=console.print)
         middle = time.monotonic()
+        searched = [*job.tuning.trials]
         every = [
             _tried(job, one.candidate, options.requests, console) for one in job.tuning.considered
         ]
@@ -103,6 +114,9 @@ def main() -> None:
         "candidates": len(every),
         "seconds": {"tune": middle - began, "exhaustive": ended - middle},
         "share of the time": (middle - began) / (ended - middle),
+        "starts": {"tune": len(searched), "exhaustive": len(every)},
+        "seconds replayed": {"tune": replayed(job, searched), "exhaustive": replayed(job, every)},
+        "the same winner": len(set(winners.values())) == 1,
         "winners": {name: str(candidate) for name, candidate in winners.items()},
         "costs, CPU s per 1,000 tokens": costs,
         "cost of tune's to the best": statistics.median(costs["tune"])
@@ -114,6 +128,11 @@ def main() -> None:
     console.print_json(json.dumps(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def replayed(job: Job, trials: Sequence[Trial]) -> float:
+    """Return the seconds of the trace that trials replayed."""
+    return sum(job.wanted.turns[trial.turns - 1].due / job.wanted.speed for trial in trials)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 from galley.machine import (
     available_cores,
     available_memory,
+    cpu_seconds,
     oom_kills,
     raise_open_files,
     with_descendants,
@@ -195,6 +196,22 @@ def test_a_process_is_followed_by_all_that_it_has_started() -> None:
     assert len(found) == 3
     assert started == {found[1]}
     assert with_descendants([process.pid]) == [process.pid]
+
+
+def test_cpu_time_of_a_process_and_its_children_is_finer_than_a_tick() -> None:
+    work = "import time\nwhile time.process_time() < 0.05: pass\n"
+    wait = "print(flush=True); input()"
+    child = f"import subprocess, sys\n{work}subprocess.run([sys.executable, '-c', {work + wait!r}])"
+    command = [sys.executable, "-c", child]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        used = cpu_seconds(process.pid)
+        process.communicate(b"\n")
+    assert 0.1 <= used < 1
+    assert abs(100 * used - round(100 * used)) > 1e-6
+    assert cpu_seconds(process.pid) == 0
 
 
 def test_open_files_where_a_limit_is_refused_that_is_not_reported(

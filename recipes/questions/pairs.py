@@ -1,10 +1,11 @@
-"""Pairs of questions with and without the same answer.
+"""Pairs of questions with and without the same answer, and pairs of answers that say the same or not.
 
     python -m recipes.questions.pairs [--pairs 4000] [--seed 1] > pairs.jsonl
+    python -m recipes.questions.pairs --answers > answers.jsonl
 
-Half of the pairs are two wordings of one question. The others differ in what vectors hardly see: a number,
+Half of the pairs are two wordings of one text. The others differ in what vectors hardly see: a number,
 a product, a city, a person or a date; who does what to whom; a negation or an opposite; and some are other
-questions about the same thing.
+texts about the same thing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .answers import ANSWERS
 from .wordings import QUESTIONS, SLOTS, Question
 
 KINDS = ("other values", "reversed roles", "negations and opposites", "other questions")
@@ -23,7 +25,7 @@ _TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two questions; ``kind``: "paraphrases", or what differs; ``number``: the first question's."""
+    """Two texts; ``kind``: "paraphrases", or what differs; ``number``: the first text's."""
 
     a: str
     b: str
@@ -32,20 +34,26 @@ class Pair:
     number: int
 
 
-def pairs(count: int, seed: int, numbers: tuple[int, ...] | None = None) -> list[Pair]:
+def pairs(
+    count: int,
+    seed: int,
+    numbers: tuple[int, ...] | None = None,
+    texts: tuple[Question, ...] = QUESTIONS,
+) -> list[Pair]:
     """Return distinct pairs, half of which mean the same.
 
     Args:
         count: the number of pairs.
         seed: of the choices.
-        numbers: of the questions to use; None: all.
+        numbers: of the texts to use; None: all.
+        texts: questions, or answers.
     """
     rng = random.Random(seed)
-    numbers = tuple(range(len(QUESTIONS))) if numbers is None else numbers
+    numbers = tuple(range(len(texts))) if numbers is None else numbers
     found: dict[tuple[str, str], Pair] = {}
     for kind in _kinds(count):
         for _ in range(_TRIES):
-            pair = _pair(rng, rng.choice(numbers), kind, numbers)
+            pair = _pair(rng, rng.choice(numbers), kind, numbers, texts)
             if pair is None or pair.a == pair.b:
                 continue
             key = (min(pair.a, pair.b), max(pair.a, pair.b))
@@ -60,8 +68,14 @@ def _kinds(count: int) -> Iterator[str]:
         yield "paraphrases" if number % 2 else KINDS[number // 2 % len(KINDS)]
 
 
-def _pair(rng: random.Random, number: int, kind: str, numbers: tuple[int, ...]) -> Pair | None:
-    question = QUESTIONS[number]
+def _pair(
+    rng: random.Random,
+    number: int,
+    kind: str,
+    numbers: tuple[int, ...],
+    texts: tuple[Question, ...],
+) -> Pair | None:
+    question = texts[number]
     values = _values(rng)
     first, second = rng.sample(question.wordings, 2)
     other = values
@@ -86,7 +100,7 @@ def _pair(rng: random.Random, number: int, kind: str, numbers: tuple[int, ...]) 
             return None
         second = rng.choice(question.opposites)
     elif kind == "other questions":
-        second = rng.choice(QUESTIONS[rng.choice([n for n in numbers if n != number])].wordings)
+        second = rng.choice(texts[rng.choice([n for n in numbers if n != number])].wordings)
     a, b = first.format(**values), second.format(**other)
     return Pair(a, b, same=kind == "paraphrases", kind=kind, number=number)
 
@@ -111,8 +125,10 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--answers", action="store_true", help="pairs of answers")
     given = parser.parse_args()
-    for pair in pairs(given.pairs, given.seed):
+    texts = ANSWERS if given.answers else QUESTIONS
+    for pair in pairs(given.pairs, given.seed, texts=texts):
         print(json.dumps({"a": pair.a, "b": pair.b, "same": pair.same, "kind": pair.kind}))
 
 

@@ -1,5 +1,6 @@
 """The threshold of the semantic cache, from labeled pairs."""
 
+import json
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from galley.cache.agreement import agreements, chosen_agreement
 from galley.cache.chances import at_least, interval
 from galley.cache.tuning import (
     Pair,
@@ -23,6 +25,7 @@ from galley.cli.cache_tune import set_in
 from galley.errors import SettingsError
 from galley.llm.llm import LLM
 from recipes.questions import pairs as recipe
+from recipes.questions.answers import ANSWERS
 from recipes.questions.wordings import QUESTIONS
 from tests.cli.command import galley
 
@@ -96,18 +99,73 @@ def test_false_hits_of_questions_that_tune_has_not_seen_are_few(embedder: LLM) -
     assert bare.false_rate > 10 * BUDGET
 
 
+def test_mistakes_about_answers_are_those_of_a_plain_count() -> None:
+    rng = random.Random(2)
+    words = ["yes", "no", "2 days", "3 days", "it is"]
+    pairs = [
+        Pair(
+            " ".join(rng.choices(words, k=2)), " ".join(rng.choices(words, k=2)), rng.random() < 0.5
+        )
+        for _ in range(300)
+    ]
+    cosines = {pair[:2]: rng.uniform(-0.2, 1) for pair in pairs}
+
+    def agree(pair: Pair, threshold: float) -> bool:
+        one, other = ({word for word in text if word.isdigit()} for text in pair[:2])
+        alike = one <= other or other <= one
+        return pair.first == pair.second or (alike and cosines[pair[:2]] >= threshold)
+
+    found = agreements(pairs, lambda a, b: cosines[a, b])
+    for one in rng.sample(found, 50):
+        alarms = [pair for pair in pairs if pair.same and not agree(pair, one.threshold)]
+        missed = [pair for pair in pairs if not pair.same and agree(pair, one.threshold)]
+        assert (one.alarms, one.missed) == (len(alarms), len(missed))
+
+
+def test_answers_that_say_the_same_rarely_count_as_false_hits(embedder: LLM) -> None:
+    """Measured with answers of other values than it was tuned with."""
+    seen, others = (recipe.pairs(800, seed, texts=ANSWERS) for seed in (1, 2))
+    texts = list(dict.fromkeys(text for pair in (*seen, *others) for text in (pair.a, pair.b)))
+    vectors = dict(zip(texts, embedder.embed(texts), strict=True))
+    tuned, found = (
+        agreements(
+            [Pair(one.a, one.b, one.same) for one in some],
+            lambda a, b: float(vectors[a] @ vectors[b]),
+        )
+        for some in (seen, others)
+    )
+    best = chosen_agreement(tuned, 0.05)
+    assert best is not None
+    [here] = [one for one in found if one.threshold == best.threshold]
+    assert here.alarm_rate < 0.1
+    assert here.missed_rate < 0.9
+
+
 def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
     data, written = tmp_path / "pairs.csv", tmp_path / "galley.yaml"
+    answers = tmp_path / "answers.jsonl"
+    said = [
+        (f"Shelf {n} is on the left.", f"You find shelf {n} on the left.", 1) for n in range(320)
+    ]
+    said += [(f"Shelf {n} is on the left.", f"Call {n} people tomorrow.", 0) for n in range(9)]
+    answers.write_text(
+        "\n".join(json.dumps(dict(zip("ab", x, strict=False), same=x[2])) for x in said)
+    )
     lines = ["question1,question2,is_duplicate"]
     lines += [f"Where is shelf {n}?,Where can I find shelf {n}?,1" for n in range(320)]
     lines += [f"Where is shelf {n}?,Where is shelf {n + 1}?,0" for n in range(10)]
     data.write_text("\n".join(lines))
     written.write_text("port: 1\nsemantic_cache_threshold: 0.1  # old\n")
-    done = galley("cache", "tune", data, "--model", "galley-demo-embed", "--write", written)
+    flags = ("--model", "galley-demo-embed", "--answers", answers, "--write", written)
+    done = galley("cache", "tune", data, *flags)
     assert done.returncode == 0, done.stderr
     assert "330 pairs, 320 of which mean the same" in done.stdout
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("semantic_cache_thr")]
-    assert written.read_text() == f"port: 1\n{line}\n"
+    assert "329 pairs of answers, 320 of which say the same" in done.stdout
+    threshold, agreement = (
+        line for line in done.stdout.splitlines() if line.startswith("semantic_cache_")
+    )
+    assert written.read_text() == f"port: 1\n{threshold}\n{agreement}\n"
+    assert 0.5 < float(agreement.removeprefix("semantic_cache_agreement: ")) < 1
 
 
 def test_a_settings_file_that_only_its_owner_reads_stays_so(tmp_path: Path) -> None:

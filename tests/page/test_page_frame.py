@@ -10,12 +10,9 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from galley.lab.page import page
-from galley.lab.registry import experiment_of
-from galley.lab.run import Outcome
-from tests.lab.findings import finding, results
 from tests.page.browser import Browser
 from tests.page.conftest import KEY
+from tests.page.reports import PAGES
 from tests.server.serving import Server
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -121,19 +118,17 @@ def test_axe_finds_nothing_serious(signed_in: Browser, axe: str, theme: str) -> 
     check(signed_in, "reference", rules, exclude="#reference details:nth-of-type(n + 9)")
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-def test_axe_finds_nothing_serious_in_the_page_of_experiments(
-    browser: Browser, axe: str, tmp_path: Path, width: int
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious_in_the_pages_of_commands(
+    browser: Browser, axe: str, tmp_path: Path, name: str
 ) -> None:
-    outcomes = {"batching": 1.2, "prefix-cache": 60.0}
-    found = results(**{name: Outcome(finding=finding(x)) for name, x in outcomes.items()})
-    file = tmp_path / "lab.html"
-    file.write_text(page([experiment_of(name) for name in (*outcomes, "moe")], found))
-    browser.driver.set_window_size(width, 900)
-    browser.driver.get(file.as_uri())
-    browser.run(axe)
-    check(browser, "lab")
-    browser.driver.set_window_size(1400, 900)
+    file = tmp_path / f"{name}.html"
+    file.write_text(PAGES[name]())
+    for width in (400, 1400):
+        browser.driver.set_window_size(width, 900)
+        browser.driver.get(file.as_uri())
+        browser.run(axe)
+        check(browser, f"{name}, {width} pixels wide")
 
 
 def check(

@@ -28,6 +28,7 @@ from galley.speech.audio import RawPcm, Recording
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
 from galley.text.tokenizer import Tokenizer
+from galley.types import Output
 from tests.conftest import CheckpointMaker
 from tests.speech import tiny
 from tests.speech.recordings import CALL, encode
@@ -143,9 +144,41 @@ def test_a_recording_is_transcribed_in_order(transcriber: Transcriber) -> None:
     assert info.duration == pytest.approx(20.08, abs=0.01)
 
 
-def test_threads_share_the_batch_and_get_their_own_results(transcriber: Transcriber) -> None:
+@pytest.fixture(scope="module")
+def files() -> list[bytes]:
+    """Return three recordings of different lengths."""
     samples = np.concatenate(list(Recording(CALL)))
-    files = [encode("wav", samples[start : start + 100_000]) for start in (0, 50_000, 150_000)]
+    starts = (0, 50_000, 150_000)
+    return [encode("wav", samples[start : start + 80_000 + start // 2]) for start in starts]
+
+
+def test_recordings_together_have_their_own_results_with_fewer_steps(
+    transcriber: Transcriber, files: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = transcriber._engine.engine
+    steps = 0
+
+    def step() -> list[Output]:
+        nonlocal steps
+        steps += 1
+        return own_step()
+
+    own_step = engine.step
+    monkeypatch.setattr(engine, "step", step)
+    alone = [timed(list(transcriber.transcribe(file, ENGLISH))) for file in files]
+    steps_alone, steps = steps, 0
+    begun = [transcriber.transcribe(file, ENGLISH) for file in files]
+    found: list[list[Segment]] = [[] for _ in files]
+    for place, segment in transcriber.together(begun):
+        found[place].append(segment)
+    assert [timed(segments) for segments in found] == alone
+    assert steps < 0.7 * steps_alone
+    assert [one.info.duration for one in begun] == pytest.approx([5.0, 6.5625, 9.6875], abs=0.01)
+
+
+def test_threads_share_the_batch_and_get_their_own_results(
+    transcriber: Transcriber, files: list[bytes]
+) -> None:
     alone = [timed(list(transcriber.transcribe(file, ENGLISH))) for file in files]
     together: list[list[tuple[float, float, str]]] = [[] for _ in files]
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import httpx
 import pytest
 
 from galley.bench.serve.client import Client
-from galley.bench.serve.replay import replay
-from galley.traffic.trace import Turn, read_trace
+from galley.bench.serve.replay import Texts, replay
+from galley.bench.serve.words import Words
+from galley.traffic.trace import TraceLine, Turn, read_trace
 from tests.cli.command import galley
 from tests.server.serving import Server
 
@@ -103,9 +105,9 @@ def test_a_replay_has_the_recorded_lengths_and_shares_the_recorded_prefixes(
     assert [sample.output_tokens for sample in run.samples] == [x.output_length for x in recorded]
     prompts = [sample.prompt_tokens for sample in run.samples]
     assert prompts == [line.input_length for line in recorded]
-    # A block of the KV cache is 16 tokens.
+    # A block of the KV cache is 16 tokens; turns share more with each other than the record's whole blocks.
     for sample, line in zip(run.samples, recorded, strict=True):
-        assert abs(sample.cached_tokens - (line.cached_tokens or 0)) <= 16 + 64
+        assert abs(sample.cached_tokens - (line.cached_tokens or 0)) <= 16
 
 
 def test_turns_of_a_session_wait_for_each_other(server: Server, record: Path) -> None:
@@ -136,3 +138,19 @@ def test_a_replay_without_a_server_is_refused(record: Path) -> None:
     done = galley("replay", record)
     assert done.returncode == 2
     assert "URL" in done.stderr
+
+
+def test_a_turn_begins_with_the_whole_prompt_of_the_turn_before() -> None:
+    lines = [
+        TraceLine(timestamp=n, input_length=n, output_length=1, hash_ids=ids, block_size=64)
+        for n, ids in ((100, [1, 2]), (120, [1, 3]), (180, [1, 4, 5]), (90, [1, 2]))
+    ]
+    turns = [Turn(n, n - 1 if n else None, 0.0, line) for n, line in enumerate(lines)]
+    for given in (turns, [turns[0], turns[1], replace(turns[0], after=1)]):
+        texts = Texts(Words(), 0, given)
+        prompts = [texts.prompt(turn, index).split() for index, turn in enumerate(given)]
+        assert [len(prompt) for prompt in prompts] == [turn.line.input_length for turn in given]
+        assert prompts[1][:100] == prompts[0]
+    alone = [Texts(Words(), 0).prompt(turn, 0).split() for turn in turns]
+    assert alone[1][:64] == alone[0][:64]
+    assert alone[1][:100] != alone[0]

@@ -47,6 +47,8 @@ _SIGN: Final = re.compile(
     r"[+*^=<>\u2264\u2265\u2260\u2248\u00d7\u00f7\u00b1\u221a]"
     r"|(?:(?<![\w)])|(?<=[\d)]))[-\u2212\u2013]\s*(?=[\d(])"  # a minus, no hyphen and no dash between words
 )
+_LIST_MARKER: Final = re.compile(r"^[ \t]*(?:[-*•#>]+|\d{1,2}[.)])[ \t]+", re.MULTILINE)
+"""What precedes an item of a list, or a heading: the word after it begins a sentence."""
 _SAME_SIGNS: Final = str.maketrans("\u00d7\u2212\u2013", "*--")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _THOUSANDS_OR_PART: Final = re.compile(r"\d{1,3}\.\d{3}")
@@ -223,10 +225,16 @@ def difference(first: Facts, second: Facts) -> str | None:
     return None
 
 
-def same_numbers(first: Facts, second: Facts) -> bool:
-    """Return whether the numbers of one of two answers are among those of the other."""
-    a, b = set(first.numbers), set(second.numbers)
-    return a <= b or b <= a
+def same_facts(first: str, second: str) -> bool:
+    """Return whether one of two answers has the numbers of the other, and one has the names of the other.
+
+    An answer may say more than the other, but not something else.
+    """
+    a, b = (Facts(_LIST_MARKER.sub("\n", text)) for text in (first, second))
+    numbers, others = set(a.numbers), set(b.numbers)
+    if not (numbers <= others or others <= numbers):
+        return False
+    return a.names <= b.word_set or b.names <= a.word_set
 
 
 def _same_names(first: Facts, second: Facts) -> bool:

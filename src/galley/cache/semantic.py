@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from galley.cache.entry import Entry
-from galley.cache.facts import Facts, difference, same_numbers
+from galley.cache.facts import Facts, difference, same_facts
 from galley.cache.guard import Guard
 from galley.cache.keys import digest
 from galley.cache.nearest import Candidate, Nearest, cosine, packed
@@ -79,7 +79,7 @@ class Limits:
 
     threshold: float
     ranking: float | None = None
-    agreement: float = 0.8
+    agreement: float = 0.65
     entries: int = 50_000
 
 
@@ -199,7 +199,7 @@ class Semantic:
         if first.split() == second.split():
             return True
         # Answers may be long, and checks are in no hurry.
-        if not await asyncio.to_thread(lambda: same_numbers(Facts(first), Facts(second))):
+        if not await asyncio.to_thread(same_facts, first, second):
             return False
         embedded = [await self._cut_vector(text) for text in (first, second)]
         try:

@@ -80,10 +80,15 @@ class Result:
 
     def keeps(self, budget: float) -> bool:
         """Return whether the share of false hits is below the budget, with 95 % certainty."""
-        if self.false_rate >= budget:
-            return False
-        # So few false hits are improbable if their share were the budget.
-        return 1.0 - at_least(self.false + 1, self.hits, budget) <= _DOUBT
+        return is_below(self.false, self.hits, budget)
+
+
+def is_below(count: int, of: int, budget: float) -> bool:
+    """Return whether a share is below the budget with 95 % certainty, of which a sample is known."""
+    if count >= budget * of:
+        return False
+    # So few are improbable if their share were the budget.
+    return 1.0 - at_least(count + 1, of, budget) <= _DOUBT
 
 
 def score(
@@ -170,7 +175,7 @@ def fewest_hits(budget: float) -> int:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Read labeled pairs: JSON lines, or a table (.csv, .tsv) with a header.
+    """Read labeled pairs of questions or answers: JSON lines, or a table (.csv, .tsv) with a header.
 
     The fields are a, b and same, or those of Quora's question pairs.
 

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from galley.cache.agreement import Agreement
     from galley.cache.tuning import Pair, Result, Scored
     from galley.gateway.comparing import RemoteEmbedder
     from galley.settings.config import Settings
@@ -26,6 +27,7 @@ _TOGETHER: Final = 64
 _SHOWN: Final = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
 _THRESHOLD: Final = "semantic_cache_threshold"
 _RERANKER_THRESHOLD: Final = "semantic_cache_reranker_threshold"
+_AGREEMENT: Final = "semantic_cache_agreement"
 
 
 @click.command(cls=Command)
@@ -36,6 +38,12 @@ _RERANKER_THRESHOLD: Final = "semantic_cache_reranker_threshold"
 @click.option("--url", help="server with OpenAI's embeddings API; default: semantic_cache_url")
 @click.option(
     "--reranker", help="cross-encoder that also compares; default: semantic_cache_reranker"
+)
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="labeled pairs of answers, in the form of DATA: also find the cosine from which two say the same",
 )
 @click.option(
     "--budget",
@@ -52,6 +60,7 @@ def tune(
     model: str | None,
     url: str | None,
     reranker: str | None,
+    answers: Path | None,
     budget: float | None,
     write: Path | None,
 ) -> None:
@@ -61,6 +70,10 @@ def tune(
     columns or those of Quora's question pairs. Prints for each threshold how many pairs that mean the
     same are hits, and how many hits are false, with intervals of 95 %; then the threshold with the most
     hits whose share of false ones is below the budget with 95 % certainty.
+
+    With --answers, it also prints for each cosine of two answers how many that say the same would count as
+    false hits, and how many that do not would pass the check of hits; then the highest one whose false
+    alarms stay below the budget.
     """
     from galley.cache.tuning import chosen, fewest_hits, read_pairs, results
     from galley.settings.config import Settings
@@ -82,10 +95,51 @@ def tune(
     lines = {_THRESHOLD: f"{best.threshold:.3f}"}
     if best.ranking is not None:
         lines[_RERANKER_THRESHOLD] = f"{best.ranking:.6g}"
+    if answers is not None:
+        lines[_AGREEMENT] = f"{_agreement(answers, settings, model, url, budget).threshold:.3f}"
     click.echo("\n".join(f"{name}: {value}" for name, value in lines.items()))
     if write is not None:
         set_in(write, lines)
         click.echo(f"written to {write}")
+
+
+def _agreement(
+    data: Path, settings: "Settings", model: str | None, url: str | None, budget: float
+) -> "Agreement":
+    """Print the mistakes of each cosine of two answers, and return the best one."""
+    from galley.cache.agreement import agreements, chosen_agreement
+    from galley.cache.tuning import fewest_hits, read_pairs
+
+    pairs = read_pairs(data)
+    found = agreements(pairs, _similarity(pairs, settings, model, url))
+    best = chosen_agreement(found, budget)
+    shown = [one for one in found if one.threshold in _SHOWN or one is best]
+    rows = [
+        (
+            f"{one.threshold:.3f}{' *' if one is best else ''}",
+            *_counted(one.alarms, one.same),
+            *_counted(one.missed, one.different),
+        )
+        for one in shown
+    ]
+    click.echo(f"{len(pairs)} pairs of answers, {found[0].same} of which say the same")
+    header = ("cosine", "alarms", "of same", "of 95 %", "missed", "of different", "of 95 %")
+    click.echo(table(header, rows, left=(0,)))
+    if best is None:
+        raise SettingsError(
+            f"no cosine keeps false alarms below {100 * budget:.3g} % with 95 % certainty; give more pairs "
+            f"of answers (it takes {fewest_hits(budget)} that say the same if none is an alarm), another "
+            "embedding model, or a larger --budget"
+        )
+    return best
+
+
+def _counted(count: int, of: int) -> tuple[str, str, str]:
+    """Return a count, its share, and the interval of the share."""
+    from galley.cache.chances import interval
+
+    low, high = interval(count, of)
+    return str(count), f"{100 * count / max(1, of):.2f} %", f"{100 * low:.2f} to {100 * high:.2f}"
 
 
 def _print(found: "Sequence[Result]", best: "Result | None", pairs: int) -> None:
@@ -136,15 +190,23 @@ def _scored(
     """Return what the cache would know of each pair."""
     from galley.cache.tuning import score
 
+    similarity = _similarity(pairs, settings, model, url)
+    reranker = reranker or settings.semantic_cache_reranker
+    rankings = _rankings(pairs, settings, reranker) if reranker else None
+    return score(pairs, similarity, rankings)
+
+
+def _similarity(
+    pairs: "Sequence[Pair]", settings: "Settings", model: str | None, url: str | None
+) -> Callable[[str, str], float]:
+    """Embed all texts; return a function that gives the cosine of two of them."""
     model = model or settings.semantic_cache_model
     if not model:
         raise SettingsError("give --model, the embedding model that compares questions")
     texts = list(dict.fromkeys(text for pair in pairs for text in pair[:2]))
     vectors = _vectors(texts, settings, model, url or settings.semantic_cache_url)
     place = {text: number for number, text in enumerate(texts)}
-    reranker = reranker or settings.semantic_cache_reranker
-    rankings = _rankings(pairs, settings, reranker) if reranker else None
-    return score(pairs, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]), rankings)
+    return lambda a, b: float(vectors[place[a]] @ vectors[place[b]])
 
 
 def _vectors(

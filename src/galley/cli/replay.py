@@ -204,7 +204,7 @@ def _measure(
                 objective=objective,
                 price_per_hour=options["price_per_hour"],
                 on_end=lambda: bar.update(1),
-                recorded=recorded,
+                texts=recorded,
             )
         return Report(
             galley=__version__,

@@ -55,14 +55,14 @@ _PATH: Final = click.Path(path_type=Path)
     multiple=True,
     metavar="SETTING=V,V",
     help="values of a setting to try: weight_dtype, kv_dtype, max_batch_tokens, max_running, threads, "
-    "speculation; repeat for several",
+    "replicas, speculation; repeat for several",
 )
 @click.option(
     "--candidates",
     type=click.IntRange(min=1),
     default=9,
     show_default=True,
-    help="combinations to measure in the first round: the best ones by prediction",
+    help="most combinations to measure in the first round; it ends earlier if no other may be cheaper",
 )
 @click.option(
     "--quality-gate",
@@ -104,9 +104,10 @@ _PATH: Final = click.Path(path_type=Path)
 def tune(flags: Flags, model: str | None, **options: Any) -> None:
     """Find the cheapest settings of a model that keep a goal on recorded traffic.
 
-    All combinations of the values to try are predicted as in galley plan. The best serve a ninth of the
-    trace, the best third of these a third of it, and the best third of these all of it. Cost is the CPU
-    time of the server's processes. The machine should be idle.
+    All combinations of the values to try are predicted as in galley plan. Those that may be the best, by
+    the predictions and by what was measured before, serve a ninth of the trace, the best third of these a
+    third of it, and the best third of these all of it. Cost is the CPU time of the server's processes. The
+    machine should be idle.
     """
     settings = flags.settings(model=model)
     start_logging(settings)

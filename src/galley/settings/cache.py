@@ -96,7 +96,10 @@ class CacheSettings(ModelSettings):
         0.01, "Cache", "share of false hits above which semantic hits are turned off"
     )
     semantic_cache_agreement: Annotated[float, Meta(gt=0, le=1)] = setting(
-        0.8, "Cache", "cosine of two answers below which a checked hit counts as false"
+        0.65,
+        "Cache",
+        "cosine of two answers below which a checked hit counts as false; galley cache tune --answers "
+        "finds it for the model",
     )
 
     record: str = setting(
@@ -144,7 +147,7 @@ def check_used(settings: CacheSettings, modes: Collection[CacheMode]) -> None:
     if given and "exact" not in modes:
         raise SettingsError(
             f"no response cache uses {', '.join(given)}: set response_cache of a model, or "
-            "response_cache_store"
+            "response_cache_store, or leave them out (of the settings file, too)"
         )
     given = [name for name in given if name.startswith(_SEMANTIC)]
     if given and "semantic" not in modes:

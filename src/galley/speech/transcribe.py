@@ -1,8 +1,9 @@
 """``galley.Transcriber``: recordings and live audio to text, with the engine in the caller's process."""
 
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.llm.local import Closable, LocalEngine
+from galley.machine import available_cores
 from galley.settings.engine import EngineSettings
 from galley.settings.fields import by_field
 from galley.speech.arrays import pcm_of
@@ -20,7 +22,8 @@ from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio, Decoder
 from galley.speech.diarize.diarizer import Diarization
 from galley.speech.diarize.diarizer import load as load_diarizer
-from galley.speech.diarize.options import DiarizeOptions
+from galley.speech.diarize.options import BUNDLED_FILES, DiarizeOptions, NetFiles
+from galley.speech.kept import KeptRecording
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
@@ -39,7 +42,8 @@ CHUNKS_IN_FLIGHT: Final = 8
 class Transcriber(Closable):
     """A loaded speech model. Use it as a context manager or call :meth:`close`; nothing is left running.
 
-    Several threads may transcribe at once; their chunks share the engine's batch.
+    Several threads may transcribe at once; their chunks share the engine's batch. For several recordings,
+    :meth:`together` is faster.
     """
 
     def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
@@ -141,13 +145,6 @@ class Transcriber(Closable):
             for name, value in (("track", track), ("channel", channel)):
                 if value is not None:
                     raise RequestError(f"{name} is one of a file; an array has one", param=name)
-        session = Session(
-            self._model.tokens,
-            options,
-            uuid.uuid4().hex,
-            max_chunks=CHUNKS_IN_FLIGHT,
-            pads=self._model.pads,
-        )
         recording: Audio
         if is_file:
             recording = self._decoder.open(
@@ -161,9 +158,43 @@ class Transcriber(Closable):
         else:  # samples from the caller, without a container
             samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        return self.transcribe_audio(recording, options, silent=silent)
+
+    def transcribe_audio(
+        self, recording: Audio, options: TranscribeOptions, *, silent: Sequence[Times] = ()
+    ) -> "Transcription":
+        """Start transcribing an open recording, which the result closes; see :meth:`transcribe`.
+
+        Raises:
+            RequestError: the model does not support the language or the task.
+        """
+        session = Session(
+            self._model.tokens,
+            options,
+            uuid.uuid4().hex,
+            max_chunks=CHUNKS_IN_FLIGHT,
+            pads=self._model.pads,
+        )
         if silent:
             recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
+
+    def together(self, transcriptions: Sequence["Transcription"]) -> Iterator[tuple[int, Segment]]:
+        """Transcribe several recordings at the same time, in the caller's thread.
+
+        Their chunks share the engine's steps, as those of several threads do, but no thread waits for
+        another one's Python code between two steps.
+
+        Args:
+            transcriptions: of this transcriber, none of which was iterated over. They are afterwards.
+
+        Yields:
+            The place of a recording in ``transcriptions``, and its next segment.
+
+        Raises:
+            AudioError: a recording cannot be read any further.
+        """
+        return _together(self._engine, transcriptions)
 
     def open(
         self,
@@ -181,6 +212,15 @@ class Transcriber(Closable):
         """
         return self._decoder.open(source, raw=raw, track=track, channel=channel)
 
+    def keep(self, source: Source) -> KeptRecording:
+        """Decode a recording once, for several readings. The caller closes it.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            EngineNotReady: there is no space for its samples.
+        """
+        return KeptRecording(self._decoder.open(source, apart=True))
+
     def diarize(
         self,
         source: Source,
@@ -189,7 +229,7 @@ class Transcriber(Closable):
         raw: RawPcm | None = None,
         track: int | None = None,
         channel: int | None = None,
-        models: Path | None = None,
+        models: NetFiles = BUNDLED_FILES,
         silent: Sequence[Times] = (),
     ) -> Diarization:
         """Find out who speaks when in a recording, without transcribing it.
@@ -198,7 +238,7 @@ class Transcriber(Closable):
             source: a path, a file's bytes, or an open file that can seek.
             options: the number of speakers, and known ones.
             raw, track, channel: as for :meth:`transcribe`.
-            models: folder with the networks; default: the bundled ones.
+            models: files of the networks; default: the bundled ones.
             silent: passages in seconds that count as silence.
 
         Raises:
@@ -206,11 +246,24 @@ class Transcriber(Closable):
             RequestError: there is no such track or channel, or a reference is not usable.
             ModelError: the networks are missing, or are others.
         """
-        diarizer = load_diarizer(models)
+        load_diarizer(models)  # before the recording is opened
         recording = self.open(source, raw=raw, track=track, channel=channel)
+        return self.diarize_audio(
+            recording, options or DiarizeOptions(), models=models, silent=silent
+        )
+
+    def diarize_audio(
+        self,
+        recording: Audio,
+        options: DiarizeOptions,
+        *,
+        models: NetFiles = BUNDLED_FILES,
+        silent: Sequence[Times] = (),
+    ) -> Diarization:
+        """Find out who speaks when in an open recording, which is closed; see :meth:`diarize`."""
         if silent:
             recording = Silenced(recording, silent)
-        return diarizer(recording, options or DiarizeOptions(), self._decoder.open)
+        return load_diarizer(models)(recording, options, self._decoder.open)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.
@@ -264,17 +317,53 @@ class Transcription:
         return text_of(self)
 
     def __iter__(self) -> Iterator[Segment]:
-        session = self._session
-        with closing(self._chunks), closing(self._engine.run([])) as run:
-            self._chunks.fill(session)
-            run.add(session.requests())
-            for output in run:
-                session.take(output)
-                segments = session.segments()
-                self._chunks.fill(session)
-                run.add(session.requests())
-                yield from segments
-            yield from session.segments()
+        with closing(_together(self._engine, [self])) as found:
+            for _, segment in found:
+                yield segment
+
+
+def _together(
+    engine: LocalEngine, transcriptions: Sequence[Transcription]
+) -> Generator[tuple[int, Segment], None, None]:
+    with ExitStack() as stack:
+        for one in transcriptions:
+            stack.enter_context(closing(one._chunks))
+        run = stack.enter_context(closing(engine.run([])))
+        places: dict[str, int] = {}  # request -> place of its recording
+
+        def add_requests(place: int) -> None:
+            requests = transcriptions[place]._session.requests()
+            places.update((request.id, place) for request in requests)
+            run.add(requests)
+
+        _begin(transcriptions)
+        for place in range(len(transcriptions)):
+            add_requests(place)
+        for output in run:
+            place = places[output.request_id]
+            if output.finish_reason is not None:
+                del places[output.request_id]
+            one = transcriptions[place]
+            one._session.take(output)
+            segments = one._session.segments()
+            one._chunks.fill(one._session)
+            add_requests(place)
+            for segment in segments:
+                yield place, segment
+        for place, one in enumerate(transcriptions):
+            for segment in one._session.segments():
+                yield place, segment
+
+
+def _begin(transcriptions: Sequence[Transcription]) -> None:
+    """Read the first chunks of all recordings, each on one core: no step of the engine runs meanwhile."""
+    if len(transcriptions) == 1:
+        [one] = transcriptions
+        one._chunks.fill(one._session)
+        return
+    with ThreadPoolExecutor(max(1, min(len(transcriptions), available_cores()))) as pool:
+        for _ in pool.map(lambda one: one._chunks.fill(one._session), transcriptions):
+            pass
 
 
 class LiveTranscription:

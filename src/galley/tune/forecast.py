@@ -54,9 +54,10 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         ttft, tpot: seconds.
         cost: CPU seconds of the server for a thousand output tokens.
-        at_once: requests that run at a time.
+        at_once: requests that run at a time in each replica.
         fits: whether there is memory for them.
-        keeps_up: whether the machine can serve requests as fast as they arrive.
+        load: the share that the traffic takes of what the replicas can serve; from 1 on, requests arrive
+            faster than they are served.
     """
 
     ttft: float
@@ -64,7 +65,16 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
     at_once: int
     fits: bool
-    keeps_up: bool
+    load: float
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the replicas can serve requests as fast as they arrive."""
+        return self.load < 1
+
+    def seconds(self, metric: str) -> float | None:
+        """Return "ttft" or "tpot" in seconds; None: the metric is not predicted."""
+        return {"ttft": self.ttft, "tpot": self.tpot}.get(metric)
 
 
 class Forecaster:
@@ -76,18 +86,20 @@ class Forecaster:
         Args:
             model: its program.
             peaks: measured rates of this machine.
-            machine: another machine, on which all candidates have all of its cores.
+            machine: another machine, on which all candidates are one replica with all of its cores.
         """
         self._model = model
         self._peaks = peaks
         self._other = machine
         self._sizes: dict[tuple[str, str], ModelSizes] = {}
-        self._machines: dict[tuple[str, int], Machine] = {}
+        self._machines: dict[tuple[str, int, int], Machine] = {}
 
     def forecast(self, candidate: Candidate, traffic: Traffic) -> Forecast | None:
         """Predict a candidate; None: the machine does not multiply its types."""
         sizes = self._sizes_of(candidate)
-        machine = self._other or self._with_threads(sizes, candidate.threads)
+        replicas = candidate.replicas if self._other is None else 1
+        machine = self._other or self._of_replica(sizes, candidate.threads, replicas)
+        rate = traffic.rate / replicas
         # Little's law: as many requests are in the server as arrive in the time that one takes.
         at_once, wanted = 1, 1.0
         prediction: Prediction | None = None
@@ -101,21 +113,22 @@ class Forecaster:
             prediction = predict(sizes, machine, load)
             if prediction is None:
                 return None
-            wanted = traffic.rate * (prediction.ttft + traffic.output * prediction.tpot)
+            wanted = rate * (prediction.ttft + traffic.output * prediction.tpot)
             following = min(candidate.max_running, max(1, math.ceil(wanted)))
             if following == at_once:
                 break
             at_once = following
         assert prediction is not None
-        keeps_up = prediction.requests_per_second >= traffic.rate or wanted < candidate.max_running
+        used = min(rate / prediction.requests_per_second, wanted / candidate.max_running)
         threads = candidate.threads if self._other is None else 1
+        memory = prediction.memory
         return Forecast(
             ttft=prediction.ttft,
             tpot=prediction.tpot,
             cost=1000 * threads / prediction.tokens_per_second,
             at_once=at_once,
-            fits=prediction.memory.fits,
-            keeps_up=keeps_up,
+            fits=replicas * (memory.total - memory.reserve) + memory.reserve <= memory.available,
+            load=used,
         )
 
     def _sizes_of(self, candidate: Candidate) -> ModelSizes:
@@ -129,14 +142,21 @@ class Forecaster:
             )
         return self._sizes[weights, kv]
 
-    def _with_threads(self, sizes: ModelSizes, threads: int) -> Machine:
-        """Return this machine with this many of its cores; they share its bandwidth."""
-        key = sizes.precision, threads
+    def _of_replica(self, sizes: ModelSizes, threads: int, replicas: int) -> Machine:
+        """Return this machine with the cores of one replica, and its share of the bandwidth."""
+        key = sizes.precision, threads, replicas
         if key not in self._machines:
             machine = machine_for(self._peaks, sizes, threads)
             share = min(1.0, threads / self._peaks.threads)
             tflops = {kind: rate * share for kind, rate in machine.tflops.items()}
-            self._machines[key] = msgspec.structs.replace(machine, tflops=tflops)
+            bandwidth = machine.bandwidth
+            if replicas > 1:
+                # Alone, a replica may read faster than one of several that read at the same time.
+                together = machine_for(self._peaks, sizes, replicas * threads).bandwidth
+                bandwidth = min(bandwidth, together / replicas)
+            self._machines[key] = msgspec.structs.replace(
+                machine, tflops=tflops, bandwidth=bandwidth
+            )
         return self._machines[key]
 
 

@@ -28,7 +28,7 @@ from galley.traffic.trace import Turn
 from galley.tune.advice import loss_key, other_settings
 from galley.tune.forecast import Forecaster, Traffic
 from galley.tune.goal import Limit
-from galley.tune.search import VERSION, Considered, Tuning, ranked, rounds, search
+from galley.tune.search import VERSION, Considered, Search, Tuning, ranked, rounds
 from galley.tune.space import Candidate, Value, candidates, default_space, parse_space
 from galley.tune.trials import Bench, Trial
 
@@ -102,7 +102,8 @@ class Job:
         model = read_model(settings, folder)
         _check(wanted, model)
         quantized = _is_quantized(model)
-        space = parse_space(default_space(available_cores(), quantized=quantized), wanted.tried)
+        cores = available_cores()
+        space = parse_space(default_space(cores, quantized=quantized), wanted.tried)
         conditions = _conditions(wanted, space)
         tuning = read_kept(file, Tuning, VERSION, conditions, "galley tune")
         if tuning is None:
@@ -111,7 +112,7 @@ class Job:
                     memory_bytes=_READ_BYTES, seconds=0.1, repeats=3, on_phase=on_phase
                 )
             tuning = Tuning(conditions=conditions, peaks=peaks)
-            found = _passing(candidates(space, settings), wanted, tuning)
+            found = _passing(candidates(space, settings, cores), wanted, tuning)
             forecaster = Forecaster(model, peaks)
             traffic = Traffic.of(wanted.turns, wanted.speed)
             considered = [
@@ -125,21 +126,21 @@ class Job:
             wanted.turns,
             wanted.speed,
             wanted.goal,
-            recorded=wanted.recorded,
+            texts=wanted.recorded,
         )
         return cls(wanted, model, bench, tuning, file)
 
     def size(self, count: int) -> int:
-        """Return the requests of all rounds with this many candidates in the first."""
+        """Return the most requests of all rounds, with this many candidates in the first."""
         return sum(number * part for number, part in rounds(count, len(self.wanted.turns)))
 
     def search(
         self, count: int, *, on_end: Callable[[], None], on_trial: Callable[[Trial], None]
     ) -> Trial:
-        """Measure the best candidates, and return the best trial on the whole trace.
+        """Measure candidates, and return the best trial on the whole trace.
 
         Args:
-            count: candidates of the first round.
+            count: the most candidates of the first round.
             on_end: called at the end of each request.
             on_trial: called with each trial.
         """
@@ -151,14 +152,14 @@ class Job:
             keep(self.file, self.tuning)
             on_trial(trial)
 
-        return search(
-            self.tuning,
-            self.wanted.goal,
+        return Search(
+            tuning=self.tuning,
+            goal=self.wanted.goal,
             count=count,
             turns=len(self.wanted.turns),
             measure=measure,
             on_trial=done,
-        )
+        ).best()
 
 
 def _check(wanted: Wanted, model: Model) -> None:

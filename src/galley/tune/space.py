@@ -16,6 +16,7 @@ TUNED: Final = (
     "max_batch_tokens",
     "max_running",
     "threads",
+    "replicas",
     "speculation",
 )
 """Names of the settings, as in the settings file; ``max_batch_tokens`` bounds the chunks of a prompt."""
@@ -24,13 +25,14 @@ Value = str | int
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A value for each of the settings of :data:`TUNED`."""
+    """A value for each of the settings of :data:`TUNED`; ``threads`` are those of each replica."""
 
     weight_dtype: str
     kv_dtype: str
     max_batch_tokens: int
     max_running: int
     threads: int
+    replicas: int
     speculation: str
 
     @property
@@ -39,9 +41,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return {name: getattr(self, name) for name in TUNED}
 
     def settings(self, base: EngineSettings) -> EngineSettings:
-        """Return the engine's settings. Raises SettingsError if they contradict each other."""
+        """Return the settings of each engine. Raises SettingsError if they contradict each other."""
         changes: dict[str, Any] = dict(self.values)
-        changes["weight_dtype"] = changes.pop("weight_dtype")
+        del changes["replicas"]  # a setting of the server
         return dataclasses.replace(base, **changes)
 
     def __str__(self) -> str:
@@ -62,6 +64,7 @@ def default_space(cores: int, *, quantized: bool) -> dict[str, list[Value]]:
         "max_batch_tokens": [128, 512, 2048],
         "max_running": [8, 32, 128],
         "threads": sorted({max(1, cores // 2), cores}),
+        "replicas": [1, 2] if cores > 1 else [1],
         "speculation": ["off", "auto"],
     }
 
@@ -90,11 +93,18 @@ def parse_space(space: dict[str, list[Value]], texts: Sequence[str]) -> dict[str
     return changed
 
 
-def candidates(space: Mapping[str, Sequence[Value]], base: EngineSettings) -> list[Candidate]:
-    """Return all combinations that are valid settings.
+def candidates(
+    space: Mapping[str, Sequence[Value]], base: EngineSettings, cores: int
+) -> list[Candidate]:
+    """Return all combinations that are valid settings, and whose replicas have cores of their own.
+
+    Args:
+        space: values of each setting.
+        base: the other settings.
+        cores: that the server may use.
 
     Raises:
-        SettingsError: none is; the reason is that of the first.
+        SettingsError: none is valid; the reason is that of the first.
     """
     found: list[Candidate] = []
     reason: SettingsError | None = None
@@ -102,6 +112,7 @@ def candidates(space: Mapping[str, Sequence[Value]], base: EngineSettings) -> li
         candidate = msgspec.convert(dict(zip(TUNED, values, strict=True)), Candidate)
         try:
             candidate.settings(base)
+            _check_cores(candidate, base, cores)
         except SettingsError as error:
             reason = reason or error
         else:
@@ -109,3 +120,14 @@ def candidates(space: Mapping[str, Sequence[Value]], base: EngineSettings) -> li
     if not found and reason is not None:
         raise reason
     return found
+
+
+def _check_cores(candidate: Candidate, base: EngineSettings, cores: int) -> None:
+    replicas, threads = candidate.replicas, candidate.threads * base.tensor_parallel
+    if replicas < 1:
+        raise SettingsError("--try replicas: galley tune starts the replicas; give at least 1")
+    if replicas > 1 and replicas * threads > cores:
+        raise SettingsError(
+            f"{replicas} replicas of {threads} threads each are more than the {cores} cores of this "
+            "machine; give fewer replicas or threads (--try threads=1)"
+        )

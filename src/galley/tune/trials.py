@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +10,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from galley.bench.serve.client import CallFailed, Client
-from galley.bench.serve.replay import RecordedTexts, replay
+from galley.bench.serve.load import open_loop
+from galley.bench.serve.replay import RecordedTexts, Texts, replay
 from galley.bench.serve.server import started
+from galley.bench.serve.session import first_model
+from galley.bench.serve.words import Words
+from galley.bench.serve.workload import PATHS, Prepared
 from galley.errors import EngineError
 from galley.machine import cpu_seconds
 from galley.settings.engine import EngineSettings
@@ -59,7 +64,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return max(1.0, self.factor(goal)), self.cost
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """Measures candidates on a trace.
 
@@ -69,7 +74,7 @@ class Bench:
         speed: how many times as fast as recorded.
         goal: latencies to measure.
         seed: of synthetic texts.
-        recorded: the prompts of all turns; None: synthetic ones.
+        texts: the prompts of all turns; None: synthetic ones, of words that the first server counts.
     """
 
     settings: EngineSettings
@@ -77,7 +82,7 @@ class Bench:
     speed: float
     goal: Sequence[Limit]
     seed: int = 0
-    recorded: RecordedTexts | None = None
+    texts: Texts | RecordedTexts | None = None
 
     def measure(
         self, candidate: Candidate, turns: int, on_end: Callable[[], None] = lambda: None
@@ -92,7 +97,8 @@ class Bench:
         # Blocks on disk would be computed by the first trial alone.
         settings = replace(candidate.settings(self.settings), prefix_cache_dir="")
         try:
-            with started(quiet=True, settings=settings) as (url, pid):
+            replicas = ("--replicas", str(candidate.replicas))
+            with started(*replicas, quiet=True, settings=settings) as (url, pid):
                 return asyncio.run(self._replayed(url, pid, candidate, turns, on_end))
         except (EngineError, CallFailed) as error:
             return Trial(candidate=candidate, turns=turns, problem=str(error))
@@ -101,17 +107,23 @@ class Bench:
         self, url: str, pid: int, candidate: Candidate, turns: int, on_end: Callable[[], None]
     ) -> Trial:
         with contextlib.closing(Client(url)) as client:
+            model = await first_model(client)
+            # The words are the same for all candidates, and finding them is no part of what they cost.
+            self.texts = self.texts or Texts(
+                await Words.learn(client, model, chat=False), self.seed, self.turns
+            )
+            await _warm_up(client, model, 2 * candidate.replicas)
             before = cpu_seconds(pid)
             _, point, run = await replay(
                 client,
                 self.turns[:turns],
                 speed=self.speed,
-                model=None,
+                model=model,
                 seed=self.seed,
                 objective={},
                 price_per_hour=None,
                 on_end=on_end,
-                recorded=self.recorded,
+                texts=self.texts,
             )
             used = cpu_seconds(pid) - before
         latencies = {limit.name: limit.of(run.samples) for limit in self.goal}
@@ -123,3 +135,18 @@ class Bench:
             output_tokens=sum(s.output_tokens for s in run.samples if not s.error),
             cached_share=point.cached_share,
         )
+
+
+async def _warm_up(client: Client, model: str, count: int) -> None:
+    """Send requests at the same time: the first ones of a server cost as much as ten later ones."""
+    body = {"model": model, "max_tokens": 4, "temperature": 0, "stream": True}
+    requests = (
+        Prepared(
+            PATHS["completions"],
+            json.dumps(body | {"prompt": f"{number} warms up"}).encode(),
+            "application/json",
+            True,
+        )
+        for number in range(count)
+    )
+    await open_loop(client, requests, [0.0] * count)

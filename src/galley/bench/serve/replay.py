@@ -23,14 +23,22 @@ class Texts:
     """The synthetic texts of a trace's prompts.
 
     Blocks with equal hashes have equal words, each of one token where the server counts tokens, so prompts
-    share as many tokens as the recorded ones.
+    share as many tokens as the recorded ones. The last block of a prompt may be partial. In the next turn
+    of the session it is complete, with another hash, and begins with the same tokens.
     """
 
-    def __init__(self, words: Words, seed: int) -> None:
-        """Make texts of ``words``; other seeds make other texts."""
+    def __init__(self, words: Words, seed: int, turns: Sequence[Turn] = ()) -> None:
+        """Prepare texts.
+
+        Args:
+            words: of which they are made.
+            seed: other seeds make other texts.
+            turns: of the trace, among which sessions continue.
+        """
         self._words = words
         self._seed = seed
         self._blocks: dict[tuple[int, int], list[str]] = {}
+        self._continued = _continued(turns)
 
     def prompt(self, turn: Turn, index: int) -> str:
         """Return the prompt of a turn; ``index`` makes one without hashes unlike all others."""
@@ -40,7 +48,7 @@ class Texts:
             return self._words.text(line.input_length, random.Random(f"{self._seed} {index}"))
         words: list[str] = []
         for block in line.hash_ids:
-            words += self._block(block, line.block_size)
+            words += self._block(_last_of(self._continued, block), line.block_size)
         if len(words) < count:
             own = random.Random(f"{self._seed} {line.hash_ids} rest")
             words += own.choices(self._words.words, k=count - len(words))
@@ -55,6 +63,28 @@ class Texts:
                 self._blocks.pop(next(iter(self._blocks)))
             self._blocks[block, size] = known
         return known
+
+
+def _continued(turns: Sequence[Turn]) -> dict[int, int]:
+    """Return partial block -> the block of the session's next turn that begins with the same tokens."""
+    found: dict[int, int] = {}
+    for turn in turns:
+        if turn.after is None:
+            continue
+        earlier, now = turns[turn.after].line.hash_ids or [], turn.line.hash_ids or []
+        last = len(earlier) - 1
+        if not 0 <= last < len(now) or earlier[:last] != now[:last]:
+            continue
+        # Any trace can be given: blocks that continue each other in a circle are left as they are.
+        if _last_of(found, now[last]) != earlier[last]:
+            found.setdefault(earlier[last], now[last])
+    return found
+
+
+def _last_of(continued: Mapping[int, int], block: int) -> int:
+    while block in continued:
+        block = continued[block]
+    return block
 
 
 class RecordedTexts:
@@ -113,7 +143,7 @@ async def replay(
     objective: Mapping[str, float],
     price_per_hour: float | None,
     on_end: Callable[[], None] = lambda: None,
-    recorded: RecordedTexts | None = None,
+    texts: Texts | RecordedTexts | None = None,
 ) -> tuple[str, Point, Run]:
     """Send the turns of a trace at their times, and return the model, the figures and the run.
 
@@ -125,14 +155,14 @@ async def replay(
         seed: of the words.
         objective, price_per_hour: see :func:`~galley.bench.serve.measure.summarize`.
         on_end: called at the end of each request.
-        recorded: the prompts of the turns; None: synthetic ones.
+        texts: the prompts of the turns; None: synthetic ones, of words that the server is asked about.
 
     Raises:
         EngineError: the server cannot be reached, or no request succeeds.
         SettingsError: the model has to be named.
     """
     model = model or await first_model(client)
-    texts = recorded or Texts(await Words.learn(client, model, chat=False), seed)
+    texts = texts or Texts(await Words.learn(client, model, chat=False), seed, turns)
     times = [turn.due / speed for turn in turns]
     waits = [None if t.after is None else (t.after, t.pause / speed) for t in turns]
     run = await open_loop(client, requests(turns, model, texts), times, on_end, after=waits)

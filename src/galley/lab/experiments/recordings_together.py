@@ -1,6 +1,5 @@
 """Recordings transcribed together."""
 
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Final
 
@@ -17,13 +16,15 @@ def _run(lab: Lab) -> Finding:
     spoken = recordings(lab)
     several = [spoken[number % len(spoken)] for number in range(max(_MOST, len(spoken)))]
     audio = sum(each.seconds for each in several)
-    with transcriber(lab) as one, ThreadPoolExecutor(_MOST) as pool:
+    with transcriber(lab) as one:
 
         def seconds(together: int) -> float:
             began = perf_counter()
             for start in range(0, len(several), together):
-                part = [each.samples for each in several[start : start + together]]
-                list(pool.map(lambda samples: one.transcribe(samples, greedy()).text(), part))
+                part = several[start : start + together]
+                begun = [one.transcribe(each.samples, greedy()) for each in part]
+                for _ in one.together(begun):
+                    pass
             return perf_counter() - began
 
         gain = lab.ratio(lambda: seconds(1), lambda: seconds(_MOST))
