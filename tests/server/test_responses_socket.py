@@ -16,7 +16,12 @@ from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from galley.protocols.openai.responses.connection import MOST_INVALID, MOST_LANES, MOST_UNFINISHED
+from galley.protocols.openai.responses.connection import (
+    MOST_AT_A_TIME,
+    MOST_INVALID,
+    MOST_LANES,
+    MOST_UNFINISHED,
+)
 from galley.protocols.openai.responses.summaries import content_of, summary_of
 from tests.missing import without
 from tests.server.key_files import KeyFile, bearer, key_of
@@ -252,7 +257,11 @@ def test_a_request_can_be_prepared(client: Client) -> None:
         ('{"type": "response.create", "input": "x", "background": true}', "background"),
         ('{"type": "response.create", "input": "x", "stream_id": ""}', "stream_id"),
         ('{"type": "response.create", "input": "x", "stream_id": 1}', "stream_id"),
-        (json.dumps({"type": "response.create", "input": "x", "stream_id": "y" * 65}), "stream_id"),
+        (
+            json.dumps({"type": "response.create", "input": "x", "stream_id": "y" * 257}),
+            "stream_id",
+        ),
+        ('{"type": "response.create", "input": "x", "stream_id": "a b"}', "stream_id"),
         ('{"type": "response.create", "input": "x", "generate": "no"}', "generate"),
         ('{"type": "response.create", "input": "x", "metadata": {"a": 1}}', "metadata.a"),
     ],
@@ -265,23 +274,44 @@ def test_what_is_no_request_is_refused_and_the_next_is_answered(
     assert event["type"] == "error"
     assert event["status"] == 400
     assert event["error"]["param"] == param
-    assert client.answer(input="Still there?")["output"]
+    assert (event["error"]["code"] == "invalid_stream_id") is (param == "stream_id")
+    assert "stream_id" not in event
+    assert client.answer(input="Still there?", stream_id="Z.z_9-" * 42)["output"]
 
 
 def test_more_requests_than_a_connection_may_have(client: Client) -> None:
-    for number in range(MOST_UNFINISHED + 1):
-        client.send(input="Tell me all.", max_output_tokens=100, metadata={"n": str(number)})
+    client.send(input="Tell me all.", max_output_tokens=500)
+    for _ in range(MOST_UNFINISHED):
+        client.send(input="x", max_output_tokens=1)
     ends = [client.end() for _ in range(MOST_UNFINISHED + 1)]
     [refused] = [event for event in ends if event["type"] == "error"]
     assert refused["status"] == 429
     assert refused["error"]["code"] == "queue_full"
     assert int(refused["error"]["headers"]["Retry-After"]) > 0
     for number in range(MOST_LANES):
-        client.answer(input="x", stream_id=f"lane {number}", max_output_tokens=1)
-    one_more = client.error(input="x", stream_id="one more")
+        client.answer(input="x", stream_id=f"lane-{number}", max_output_tokens=1)
+    one_more = client.error(input="x", stream_id="one-more")
     assert one_more["error"]["code"] == "websocket_stream_limit_reached"
-    assert one_more["stream_id"] == "one more"
-    assert client.answer(input="x", stream_id="lane 0")["output"]
+    assert one_more["stream_id"] == "one-more"
+    assert client.answer(input="x", stream_id="lane-0")["output"]
+
+
+def test_lanes_wait_for_a_place(client: Client) -> None:
+    lanes = [f"lane-{number}" for number in range(MOST_AT_A_TIME + 4)]
+    for lane in lanes:
+        client.send(input="Tell me all.", max_output_tokens=60, stream_id=lane)
+    running, most, answered = set[str](), 0, list[str]()
+    while len(answered) < len(lanes):
+        event = client.event()
+        if event["type"] == "response.created":
+            running.add(event["stream_id"])
+            most = max(most, len(running))
+        elif event["type"] in ENDS:
+            assert event["type"] != "error", event
+            running.remove(event["stream_id"])
+            answered.append(event["stream_id"])
+    assert sorted(answered) == sorted(lanes)
+    assert most <= MOST_AT_A_TIME
 
 
 def test_waiting_requests_hold_no_more_than_one_body(client: Client) -> None:
