@@ -1,8 +1,9 @@
 """Tensors in memory that a server and an engine share: where they are, and when it is used again."""
 
 import os
+import resource
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,30 @@ def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors) -> None:
     assert begin(memory, "b", 60 * MIB, 2) is None
     memory.seen(2, ["a", "b"])
     assert begin(memory, "c", 60 * MIB, 3) == 0
+
+
+@contextmanager
+def few_addresses() -> Iterator[None]:
+    """Leave this process 64 MiB of addresses."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    left = pages * os.sysconf("SC_PAGE_SIZE") + 64 * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_without_addresses_the_server_sends_frames_and_the_engine_says_so(file: int) -> None:
+    given = request("a", bytes(MIB))
+    memory = SharedTensors(file)
+    with few_addresses():
+        assert memory.place(given, 1) == (given, ())
+    sent, places = memory.place(given, 2)
+    with few_addresses(), pytest.raises(MemoryError, match="ulimit -v"):
+        PlacedTensors(file).restore(sent, places)
+    memory.close()
 
 
 def test_a_process_that_cannot_start_leaves_no_memory_open(file: int) -> None:
