@@ -203,7 +203,8 @@ def test_lanes_are_answered_together_and_each_in_order(client: Client) -> None:
     for turn in range(2):
         for lane in lanes:
             named = {} if lane is None else {"stream_id": lane}
-            about: dict[str, Any] = {"metadata": {"turn": str(turn)}, "max_output_tokens": 100}
+            most = 20 if turn else 300
+            about: dict[str, Any] = {"metadata": {"turn": str(turn)}, "max_output_tokens": most}
             client.send(input=f"Turn {turn}.", **about, **named)
     events: list[dict[str, Any]] = []
     while sum(event["type"] in ENDS for event in events) < 6:

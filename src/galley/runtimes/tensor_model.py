@@ -106,7 +106,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
         priority_levels: levels of priority, 1 to this number, each of which is computed before the next;
-            0: a lower priority is computed sooner, but others do not wait for ever.
+            0: requests with a lower priority are computed sooner, but none waits forever.
         default_priority: level of requests that name none of these levels.
         timeout: seconds within which a request is answered, or refused; 0: as set for the server. A
             request may ask for less.
