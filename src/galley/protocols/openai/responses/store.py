@@ -249,7 +249,8 @@ async def previous(store: Responses, tenant: str, name: str) -> StoredResponse:
         if not store.is_on:
             why = "this server does not store responses (--stored-responses)"
         raise RequestError(
-            f"Previous response with id {name[:100]!r} not found: {why}; send the conversation's items instead",
+            f"Previous response with id {name[:100]!r} not found: {why}; send the conversation's items "
+            "instead",
             param="previous_response_id",
             code="previous_response_not_found",
         )
