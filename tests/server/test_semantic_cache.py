@@ -47,6 +47,7 @@ def server(model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -
         [f"tiny={model}", f"vectors={EMBEDDER}", "tiny.response_cache=semantic"],
         folder / "log",
         **SETTINGS,
+        sampling_defaults="temperature=0",
         admin_key=ADMIN_KEY,
         response_cache_store=store,
         api_key_file=tenants.path,
@@ -111,6 +112,19 @@ def test_a_question_that_means_the_same_gets_the_answer(server: Server, system: 
     usage = other.json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
     assert did(ask(server, RESET, system)) == "hit"
+
+
+def test_a_summary_is_never_that_of_another_conversation(server: Server) -> None:
+    def compacted(how: str) -> httpx.Response:
+        body = {"model": "tiny", "input": f"The launch went {how}."}
+        return httpx.post(
+            f"{server.url}/v1/responses/compact",
+            json=body,
+            headers=bearer(key_of("one")),
+            timeout=60,
+        )
+
+    assert [did(compacted(how)) for how in ("well", "badly", "well")] == ["miss", "miss", "hit"]
 
 
 def test_a_hit_streams(server: Server, system: str) -> None:
