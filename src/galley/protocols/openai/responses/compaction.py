@@ -7,7 +7,6 @@ and called, and what tools returned; the summary is an item of the type ``compac
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict
 
 import msgspec
@@ -73,14 +72,12 @@ async def compacted(
     given = ResponseCountRequest(input=items, instructions=parsed.instructions)
     with named_as_given(), opened(Call(served, COMPACT, caller)) as call:
         caller.keep_seconds = parsed.keep_seconds
-        if call.cache_mode == "semantic":
-            # The request for a summary makes conversations alike that are not.
-            caller.directives = replace(caller.directives, mode="exact")
         conversation = _with_request(given.as_conversation(earlier))
         call.check_early(0)
         most = min(_MOST_TOKENS, max(1, call.info.max_request_tokens // _PART))
         params = SamplingParams(max_tokens=most)
-        generation = await converse(call, conversation, params, up_to_context=True)
+        # The request for a summary makes conversations alike that are not.
+        generation = await converse(call, conversation, params, up_to_context=True, compared=False)
     try:
         summary = await _text_of(generation)
         used = usage_of(generation)
