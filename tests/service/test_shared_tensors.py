@@ -103,10 +103,11 @@ def test_a_late_answer_frees_no_later_request_with_its_id(memory: SharedTensors)
     assert begin(memory, "c", 2 * MIB, 5) == 0
 
 
-def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors) -> None:
+def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors, file: int) -> None:
     assert begin(memory, "a", 200 * MIB, 1) == 0
     assert begin(memory, "b", 60 * MIB, 2) is None
     memory.seen(2, ["a", "b"])
+    assert os.fstat(file).st_blocks * 512 <= 64 * MIB  # the rest is given back
     assert begin(memory, "c", 60 * MIB, 3) == 0
 
 
