@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from galley.errors import CheckpointError
+from galley.errors import CheckpointError, SettingsError
 from galley.runtimes import onnx as engine
 from galley.runtimes.tensor_engine import TensorEngine
 from galley.settings.engine import EngineSettings
@@ -56,6 +56,20 @@ def test_requests_without_a_level_have_the_default_one(path: Path) -> None:
     made.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('"priority_levels": 2', "default_priority is 0, but priority_levels is 2"),
+        ('"default_priority": 1', "default_priority is 1, but priority_levels is 0"),
+        # The gateway bounds priorities, so further levels would be one.
+        ('"priority_levels": 101, "default_priority": 1', "<= 100"),
+    ],
+)
+def test_a_default_that_is_no_level_is_refused(path: Path, options: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(path, f"{{{options}}}")
+
+
 WARM_UPS = """{"warmup": [
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [7, 30], "random": true}], "count": 3},
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [%d, 30]}]}]}"""
@@ -79,6 +93,6 @@ def test_warm_ups_are_computed(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_warm_up_that_fails_stops_the_start(path: Path) -> None:
-    options = (WARM_UPS % 5).replace("30]", "31]")
-    with pytest.raises(CheckpointError, match="warmup: cannot be computed"):
-        load(path, options)
+    for wrong in ("31]", f"{2**50}]"):
+        with pytest.raises(CheckpointError, match="warmup: cannot be computed"):
+            load(path, (WARM_UPS % 5).replace("30]", wrong))

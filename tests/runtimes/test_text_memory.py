@@ -104,9 +104,10 @@ def test_the_memory_is_measured(model: Model) -> None:
     lines = ledger_lines("tiny", ledger)
     assert lines[0].startswith("tiny: ")
     assert lines[0].endswith(" tokens")
+    assert lines[1].endswith(", 1 thread")
     names = [line.split()[0] for line in lines[1:]]
     kv = ["KV"] if ledger.kv else []
-    assert names == ["runs", "weights", *kv, "buffers", "reserve", "in"]
+    assert names == ["runs", "weights", *kv, "buffers", "reserve", "total"]
 
 
 def test_a_model_that_cannot_fit_is_not_loaded(

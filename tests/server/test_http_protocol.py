@@ -2,13 +2,17 @@
 
 import asyncio
 import gc
+import hashlib
 import itertools
 import json
+import random
 import re
 import socket
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -17,12 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import OP_BINARY, OP_CLOSE, Close, Frame
 
+from galley.server import tls
 from galley.server.app_host import AppHost
 from galley.server.front_door import Admission, FrontDoor
 from galley.server.head import Head
 from galley.server.http_protocol import HttpProtocol
 from galley.server.request_reader import RequestReader
 from galley.settings.config import Settings
+from tests.cluster.authority import Authority
 from tests.thorough import examples
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -59,13 +65,19 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def serving(app: App, **limits: Any) -> AsyncIterator[Connect]:
     """Serve ``app`` on a socket."""
-    door = FrontDoor(Settings(**limits), models=1, refused=lambda status: None)
+    settings = Settings(**limits)
+    door = FrontDoor(settings, models=1, refused=lambda status: None)
     host = AppHost(app, headers=[("X-Common", "1")], max_message_bytes=2**20)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    door.open(listener, lambda admission: HttpProtocol(host, door, admission))
+    encryption = tls.context(settings)
+    door.open(listener, lambda admission: HttpProtocol(host, door, admission), encryption)
+    client = None
+    if encryption is not None:
+        client = ssl.create_default_context(cafile=settings.tls_cert)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     try:
-        yield lambda: asyncio.open_connection("127.0.0.1", port)
+        yield lambda: asyncio.open_connection("127.0.0.1", port, ssl=client)
     finally:
         await door.close(1)
         await host.finished(1)
@@ -366,6 +378,64 @@ def test_a_body_that_is_not_received_is_not_read() -> None:
             return await reader.read()
 
     assert asyncio.run(exchange()).endswith(b"\r\n\r\n%d" % 2**25)
+
+
+FILL = 2**21
+
+
+async def filled_body(receive: Any, size: int) -> bytes:
+    """Receive a body into a buffer, once its first part has come."""
+    buffer, at, filling = bytearray(size), 0, False
+    while True:
+        message = await receive()
+        part = message["body"]
+        assert not (filling and part)
+        buffer[at : at + len(part)] = part
+        at += len(part) + message.get("filled", 0)
+        if not message["more_body"]:
+            return bytes(buffer[:at])
+        if not filling:
+            filling = message["fill"](memoryview(buffer)[at:])
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_body_is_filled_into_the_apps_buffer(encrypted: bool, tmp_path: Path) -> None:
+    """Requests follow on the connection, also after an answer before the body's end."""
+    files = Authority(tmp_path, "own").files(tmp_path / "token")
+    limits = {"tls_cert": files["cluster_cert"], "tls_key": files["cluster_key"]}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/early":
+            first = await receive()
+            assert first["fill"](memoryview(bytearray(FILL))[len(first["body"]) :])
+            await receive()
+            await answer(send, b"early")
+        elif scope["method"] == "POST":
+            await answer(send, hashlib.sha256(await filled_body(receive, FILL)).digest())
+        else:
+            await echo(scope, receive, send)
+
+    data = random.Random(0).randbytes(FILL)
+    head = b"POST /%b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+
+    async def exchange() -> bytes:
+        async with serving(app, **(limits if encrypted else {})) as connect:
+            reader, writer = await connect()
+            for path in (b"a", b"early", b"b"):
+                writer.write(head % (path, FILL))
+                for start in range(0, FILL, FILL // 4):
+                    writer.write(data[start : start + FILL // 4])
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+                writer.write(GET % b"next")
+            writer.write(LAST % b"last")
+            async with asyncio.timeout(30):
+                return await reader.read()
+
+    methods = ["POST", "GET"] * 3 + ["GET"]
+    found = [body for _, body in responses(asyncio.run(exchange()), *methods)]
+    digest = hashlib.sha256(data).digest()
+    assert found == [digest, b"/next ", b"early", b"/next ", digest, b"/next ", b"/last "]
 
 
 class Requests:

@@ -16,7 +16,12 @@ from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from galley.protocols.openai.responses.connection import MOST_INVALID, MOST_LANES, MOST_UNFINISHED
+from galley.protocols.openai.responses.connection import (
+    MOST_AT_A_TIME,
+    MOST_INVALID,
+    MOST_LANES,
+    MOST_UNFINISHED,
+)
 from galley.protocols.openai.responses.summaries import content_of, summary_of
 from tests.missing import without
 from tests.server.key_files import KeyFile, bearer, key_of
@@ -198,7 +203,8 @@ def test_lanes_are_answered_together_and_each_in_order(client: Client) -> None:
     for turn in range(2):
         for lane in lanes:
             named = {} if lane is None else {"stream_id": lane}
-            about: dict[str, Any] = {"metadata": {"turn": str(turn)}, "max_output_tokens": 100}
+            most = 20 if turn else 300
+            about: dict[str, Any] = {"metadata": {"turn": str(turn)}, "max_output_tokens": most}
             client.send(input=f"Turn {turn}.", **about, **named)
     events: list[dict[str, Any]] = []
     while sum(event["type"] in ENDS for event in events) < 6:
@@ -252,7 +258,11 @@ def test_a_request_can_be_prepared(client: Client) -> None:
         ('{"type": "response.create", "input": "x", "background": true}', "background"),
         ('{"type": "response.create", "input": "x", "stream_id": ""}', "stream_id"),
         ('{"type": "response.create", "input": "x", "stream_id": 1}', "stream_id"),
-        (json.dumps({"type": "response.create", "input": "x", "stream_id": "y" * 65}), "stream_id"),
+        (
+            json.dumps({"type": "response.create", "input": "x", "stream_id": "y" * 257}),
+            "stream_id",
+        ),
+        ('{"type": "response.create", "input": "x", "stream_id": "a b"}', "stream_id"),
         ('{"type": "response.create", "input": "x", "generate": "no"}', "generate"),
         ('{"type": "response.create", "input": "x", "metadata": {"a": 1}}', "metadata.a"),
     ],
@@ -265,23 +275,44 @@ def test_what_is_no_request_is_refused_and_the_next_is_answered(
     assert event["type"] == "error"
     assert event["status"] == 400
     assert event["error"]["param"] == param
-    assert client.answer(input="Still there?")["output"]
+    assert (event["error"]["code"] == "invalid_stream_id") is (param == "stream_id")
+    assert "stream_id" not in event
+    assert client.answer(input="Still there?", stream_id="Z.z_9-" * 42)["output"]
 
 
 def test_more_requests_than_a_connection_may_have(client: Client) -> None:
-    for number in range(MOST_UNFINISHED + 1):
-        client.send(input="Tell me all.", max_output_tokens=100, metadata={"n": str(number)})
+    client.send(input="Tell me all.", max_output_tokens=500)
+    for _ in range(MOST_UNFINISHED):
+        client.send(input="x", max_output_tokens=1)
     ends = [client.end() for _ in range(MOST_UNFINISHED + 1)]
     [refused] = [event for event in ends if event["type"] == "error"]
     assert refused["status"] == 429
     assert refused["error"]["code"] == "queue_full"
     assert int(refused["error"]["headers"]["Retry-After"]) > 0
     for number in range(MOST_LANES):
-        client.answer(input="x", stream_id=f"lane {number}", max_output_tokens=1)
-    one_more = client.error(input="x", stream_id="one more")
+        client.answer(input="x", stream_id=f"lane-{number}", max_output_tokens=1)
+    one_more = client.error(input="x", stream_id="one-more")
     assert one_more["error"]["code"] == "websocket_stream_limit_reached"
-    assert one_more["stream_id"] == "one more"
-    assert client.answer(input="x", stream_id="lane 0")["output"]
+    assert one_more["stream_id"] == "one-more"
+    assert client.answer(input="x", stream_id="lane-0")["output"]
+
+
+def test_lanes_wait_for_a_place(client: Client) -> None:
+    lanes = [f"lane-{number}" for number in range(MOST_AT_A_TIME + 4)]
+    for lane in lanes:
+        client.send(input="Tell me all.", max_output_tokens=60, stream_id=lane)
+    running, most, answered = set[str](), 0, list[str]()
+    while len(answered) < len(lanes):
+        event = client.event()
+        if event["type"] == "response.created":
+            running.add(event["stream_id"])
+            most = max(most, len(running))
+        elif event["type"] in ENDS:
+            assert event["type"] != "error", event
+            running.remove(event["stream_id"])
+            answered.append(event["stream_id"])
+    assert sorted(answered) == sorted(lanes)
+    assert most <= MOST_AT_A_TIME
 
 
 def test_waiting_requests_hold_no_more_than_one_body(client: Client) -> None:
@@ -350,6 +381,8 @@ def test_each_request_is_counted_and_logged(client: Client, server: Server) -> N
 
 def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
     key = bearer(key_of("a"))
+    name = "galley_requests_total{endpoint=/v1/responses,status=499}"
+    before = server.metrics(**key).get(name, 0)
     with Client(server) as client:
         client.send(input="Tell me all.", max_output_tokens=900)
         client.send(input="Tell me all.", max_output_tokens=900)
@@ -357,6 +390,7 @@ def test_a_client_that_leaves_ends_its_requests(server: Server) -> None:
             pass
     until(lambda: server.metrics(**key)["galley_requests_running"] == 0)
     until(lambda: server.metrics(**key)["galley_requests_waiting"] == 0)
+    until(lambda: server.metrics(**key).get(name, 0) == before + 2)
 
 
 def test_a_removed_key_ends_its_connections(server: Server, keys: KeyFile) -> None:
@@ -408,8 +442,15 @@ def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Pa
     flags: dict[str, Any] = {"threads": 1, "api_key_file": keys.path, "live_idle_seconds": 2}
     with Server(folder, tmp_path / "log", **flags) as server:
         with Client(server) as idle:
-            assert idle.answer(input="x")["output"]
+            sent = time.monotonic()
+            for _ in range(3):
+                idle.send(input="Tell me all.", max_output_tokens=300)
+            for _ in range(3):
+                idle.end()
+            answered = time.monotonic()
             assert closed_with(idle) == 1000
+            # It is idle from the last answer on, which may be received late.
+            assert time.monotonic() - sent > 2 + (answered - sent) / 2
         with Client(server) as client, Client(server) as idle:
             stopped_while_answering(server, client, idle)
 
@@ -464,9 +505,10 @@ def test_a_stored_conversation_is_compacted_by_its_id(sdk: OpenAI) -> None:
     second = sdk.responses.create(
         model="calling", input="And then?", previous_response_id=first.id, **BRIEF
     )
-    made = sdk.responses.compact(model="calling", previous_response_id=second.id)
-    said = [item.content[0].text for item in made.output if item.type == "message"]  # type: ignore[union-attr]
-    assert said == ["Who sat?", "And then?"]
+    for more in ({}, {"input": ""}):
+        made = sdk.responses.compact(model="calling", previous_response_id=second.id, **more)  # type: ignore[arg-type]
+        said = [item.content[0].text for item in made.output if item.type == "message"]  # type: ignore[union-attr]
+        assert said == ["Who sat?", "And then?"]
     goes_on: Any = [item.model_dump(exclude_unset=True) for item in made.output]
     stored = sdk.responses.create(
         model="calling", input=[*goes_on, {"role": "user", "content": "So?"}], **BRIEF

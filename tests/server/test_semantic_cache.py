@@ -1,5 +1,6 @@
 """Answers to questions that mean the same, on a real server with the bundled embedding model."""
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from galley.errors import SettingsError
 from galley.gateway.registry import Registry
@@ -47,6 +49,7 @@ def server(model: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -
         [f"tiny={model}", f"vectors={EMBEDDER}", "tiny.response_cache=semantic"],
         folder / "log",
         **SETTINGS,
+        sampling_defaults="temperature=0",
         admin_key=ADMIN_KEY,
         response_cache_store=store,
         api_key_file=tenants.path,
@@ -111,6 +114,32 @@ def test_a_question_that_means_the_same_gets_the_answer(server: Server, system: 
     usage = other.json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
     assert did(ask(server, RESET, system)) == "hit"
+
+
+def test_a_summary_is_never_that_of_another_conversation(server: Server) -> None:
+    def compacted(how: str) -> httpx.Response:
+        body = {"model": "tiny", "input": f"The launch went {how}."}
+        return httpx.post(
+            f"{server.url}/v1/responses/compact",
+            json=body,
+            headers=bearer(key_of("one")),
+            timeout=60,
+        )
+
+    assert [did(compacted(how)) for how in ("well", "badly", "well")] == ["miss", "miss", "hit"]
+
+
+def test_a_prompt_is_prepared_even_if_an_answer_is_stored(server: Server) -> None:
+    url = f"ws://127.0.0.1:{server.port}/v1/responses"
+    event = {"type": "response.create", "model": "tiny", "input": "cat " * 40, "generate": False}
+    with connect(url, additional_headers=bearer(key_of("one"))) as socket:
+        for _ in range(2):
+            socket.send(json.dumps(event))
+            while (answer := json.loads(socket.recv(timeout=30)))["type"] != "response.completed":
+                assert answer["type"] != "error", answer
+    used = answer["response"]["usage"]
+    # Of a stored answer, all of the prompt counts as cached.
+    assert 0 < used["input_tokens_details"]["cached_tokens"] < used["input_tokens"]
 
 
 def test_a_hit_streams(server: Server, system: str) -> None:

@@ -194,7 +194,7 @@ def test_its_memory_is_printed_listed_and_measured(engine: Engine) -> None:
         assert card.model_dump()["memory"] is None
         return
     server.wait_for_log(r"tiny: \w+, context [\d,]+ tokens")
-    server.wait_for_log(r"in all +[\d.]+ \wiB  of [\d.]+ \wiB available")
+    server.wait_for_log(r"total +[\d.]+ \wiB  of [\d.]+ \wiB available")
     planned = server.metrics()
     parts = [
         planned[f"galley_planned_memory_bytes{{part={part}}}"]

@@ -1,6 +1,10 @@
 """Tensors in memory that a server and an engine share: where they are, and when it is used again."""
 
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from galley.service.shared_tensors import (
     SharedTensors,
     new_shared_tensors,
 )
+from galley.service.spawn import spawn
 from galley.types import Embed, EngineRequest, Predict, Tensor
 
 MIB = 2**20
@@ -98,8 +103,48 @@ def test_a_late_answer_frees_no_later_request_with_its_id(memory: SharedTensors)
     assert begin(memory, "c", 2 * MIB, 5) == 0
 
 
-def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors) -> None:
+def test_what_does_not_fit_is_sent_in_a_frame(memory: SharedTensors, file: int) -> None:
     assert begin(memory, "a", 200 * MIB, 1) == 0
     assert begin(memory, "b", 60 * MIB, 2) is None
     memory.seen(2, ["a", "b"])
+    assert os.fstat(file).st_blocks * 512 <= 64 * MIB  # the rest is given back
     assert begin(memory, "c", 60 * MIB, 3) == 0
+
+
+@contextmanager
+def few_addresses() -> Iterator[None]:
+    """Leave this process 64 MiB of addresses."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    left = pages * os.sysconf("SC_PAGE_SIZE") + 64 * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (left, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_without_addresses_the_server_sends_frames_and_the_engine_says_so(file: int) -> None:
+    given = request("a", bytes(MIB))
+    memory = SharedTensors(file)
+    with few_addresses():
+        assert memory.place(given, 1) == (given, ())
+    sent, places = memory.place(given, 2)
+    with few_addresses(), pytest.raises(MemoryError, match="ulimit -v"):
+        PlacedTensors(file).restore(sent, places)
+    memory.close()
+
+
+def test_a_process_that_cannot_start_leaves_no_memory_open(file: int) -> None:
+    def open_memory() -> int:
+        found = 0
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found += "galley-tensors" in os.readlink(entry)
+        return found
+
+    before = open_memory()
+    with pytest.raises(ValueError, match="null byte"):
+        spawn(environ={"NAME": "\0"})
+    assert open_memory() == before
+    os.close(file)

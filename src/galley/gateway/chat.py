@@ -38,6 +38,7 @@ async def converse(
     constrained_by: str = "",
     up_to_context: bool = False,
     truncate: bool = False,
+    compared: bool = True,
 ) -> Generation:
     """Submit a conversation to the engine.
 
@@ -49,6 +50,7 @@ async def converse(
         constrained_by: the request's field that has the grammar of ``params``.
         up_to_context: whether the context may end the answer before its ``max_tokens``.
         truncate: whether to leave out the conversation's first turns if it is too long.
+        compared: whether the answer may be that of a conversation that means the same.
 
     Raises:
         RequestError: the request cannot be honored by this model.
@@ -58,7 +60,7 @@ async def converse(
     backend = call.backend
     if (derived := call.caller.derived) is not None:
         conversation = conversation.with_system_prompt(derived.system_prompt)
-    question = _question(call, conversation, params)
+    question = _question(call, conversation, params) if compared else None
     limit, own = backend.engine.info.max_request_tokens, call.caller.tenant.max_context
     limit = limit if own is None else min(limit, own)
     if truncate:

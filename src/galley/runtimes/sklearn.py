@@ -29,6 +29,7 @@ class SklearnOptions(FunctionOptions, frozen=True, kw_only=True, forbid_unknown_
     trusted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self.trusted:
             if not name.startswith("sklearn."):
                 raise ValueError(f"trusted: {name!r} is not a type of scikit-learn (sklearn. ...)")

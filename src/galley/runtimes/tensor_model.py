@@ -106,7 +106,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
         priority_levels: levels of priority, 1 to this number, each of which is computed before the next;
-            0: a lower priority is computed sooner, but others do not wait for ever.
+            0: requests with a lower priority are computed sooner, but none waits forever.
         default_priority: level of requests that name none of these levels.
         timeout: seconds within which a request is answered, or refused; 0: as set for the server. A
             request may ask for less.
@@ -124,10 +124,17 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_rows: bool = False
     declared_inputs: tuple[TensorSpec, ...] = ()
     declared_outputs: tuple[TensorSpec, ...] = ()
-    priority_levels: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    default_priority: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    priority_levels: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    default_priority: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     timeout: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     warmup: tuple[Warmup, ...] = ()
+
+    def __post_init__(self) -> None:
+        levels, level = self.priority_levels, self.default_priority
+        if (levels or level) and not 1 <= level <= levels:
+            raise ValueError(
+                f"default_priority is {level}, but priority_levels is {levels}: give one of these levels"
+            )
 
     @property
     def device(self) -> str:

@@ -25,14 +25,14 @@ def warm_up(model: TensorModel, warmups: Sequence[Warmup], file: Path) -> None:
     rng = np.random.default_rng(0)
     names = [spec.name for spec in model.outputs]
     for warmup in warmups:
-        inputs = {one.name: _values(one, rng) for one in warmup.inputs}
-        for _ in range(warmup.count):
-            try:
+        try:
+            inputs = {one.name: _values(one, rng) for one in warmup.inputs}
+            for _ in range(warmup.count):
                 model.run(inputs, names)
-            except Exception as error:  # whatever a library raises
-                raise CheckpointError(
-                    f"cannot be computed: {error}", file=str(file), field="warmup"
-                ) from error
+        except Exception as error:  # whatever a library raises
+            raise CheckpointError(
+                f"cannot be computed: {error}", file=str(file), field="warmup"
+            ) from error
 
 
 def _values(one: WarmupInput, rng: np.random.Generator) -> "Array":

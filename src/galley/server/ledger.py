@@ -57,11 +57,11 @@ def _of_library(model: str, ledger: Ledger) -> list[str]:
         *_kv_row(ledger),
         ("buffers", ledger.buffers, f"{step}measured when loaded, with the library's code"),
         ("reserve", ledger.reserve, "the server and its text workers"),
-        ("in all", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
     ]
     return [
         f"{model}: {ledger.family}, context {ledger.max_model_len:,} tokens",
-        f"  runs on    {ledger.device}, executor {ledger.executor}, {ledger.threads} threads",
+        f"  runs on    {ledger.device}, executor {ledger.executor}, {_count(ledger.threads)}",
         *_lines(rows),
     ]
 

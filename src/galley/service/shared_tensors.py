@@ -144,11 +144,20 @@ class PlacedTensors:
         self._view: memoryview | None = None
 
     def restore(self, request: EngineRequest, places: Sequence[Place]) -> EngineRequest:
-        """Return a request with its inputs, whose data is read-only and valid until it is answered."""
+        """Return a request with its inputs, whose data is read-only and valid until it is answered.
+
+        Raises:
+            MemoryError: there are no addresses left for the memory.
+        """
         payload = request.payload
         assert isinstance(payload, Predict)
         if self._view is None:
-            self._view = memoryview(mmap.mmap(self._file, _SIZE, access=mmap.ACCESS_READ))
+            try:
+                self._view = memoryview(mmap.mmap(self._file, _SIZE, access=mmap.ACCESS_READ))
+            except OSError as error:
+                raise MemoryError(
+                    f"no {_SIZE} addresses are left for inputs: raise ulimit -v"
+                ) from error
         inputs = tuple(
             Tensor(
                 name=one.name,

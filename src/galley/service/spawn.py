@@ -115,9 +115,14 @@ def spawn(
     memory = new_shared_tensors()
     files = [file for file in (memory, place and place[0]) if file is not None]
     shared = "-" if memory is None else str(memory)
-    started = _begin(
-        _ENGINE, engine, model, shared, *map(str, place or ()), files=files, environ=environ
-    )
+    try:
+        started = _begin(
+            _ENGINE, engine, model, shared, *map(str, place or ()), files=files, environ=environ
+        )
+    except BaseException:
+        if memory is not None:
+            os.close(memory)
+        raise
     return replace(started, memory=memory)
 
 

@@ -189,8 +189,8 @@ class Settings(ClusterSettings):
     live_idle_seconds: Count = setting(
         300,
         "Limits",
-        "seconds without audio after which a live stream is finished and closed, or without a request "
-        "a WebSocket of /v1/responses",
+        "seconds after which a live stream without audio is finished and closed, and a WebSocket of "
+        "/v1/responses without requests and answers",
     )
     stored_responses: CountOrZero = setting(
         1024,

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NotRequired, Self, TypedDict
 
@@ -183,6 +184,8 @@ class ResponseAnswer:
                 params = msgspec.structs.replace(params, seed=seed)
             if prepares:
                 params = msgspec.structs.replace(params, max_tokens=1)
+                # An answer that the response cache has would leave the prompt uncomputed.
+                caller.directives = replace(caller.directives, mode="off")
             call.check_early(0)
             generation = await converse(
                 call,

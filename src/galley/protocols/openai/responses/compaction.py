@@ -76,7 +76,8 @@ async def compacted(
         call.check_early(0)
         most = min(_MOST_TOKENS, max(1, call.info.max_request_tokens // _PART))
         params = SamplingParams(max_tokens=most)
-        generation = await converse(call, conversation, params, up_to_context=True)
+        # The request for a summary makes conversations alike that are not.
+        generation = await converse(call, conversation, params, up_to_context=True, compared=False)
     try:
         summary = await _text_of(generation)
         used = usage_of(generation)

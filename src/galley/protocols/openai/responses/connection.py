@@ -6,14 +6,15 @@ the same time. Each request counts as one of its own: in limits, metrics, the lo
 
 import asyncio
 import logging
+import re
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
-from msgspec import Meta
 
 from galley.errors import GalleyError, QueueFull, RequestError
 from galley.gateway.caller import Caller
@@ -42,13 +43,17 @@ MOST_SECONDS: Final = 3600.0
 """Time after which a connection takes no more requests, as in OpenAI's API."""
 
 MOST_LANES: Final = 32
-MOST_UNFINISHED: Final = 16
+MOST_AT_A_TIME: Final = 16
+"""Lanes with a name, and responses in progress, of each connection: as in OpenAI's API."""
+
+MOST_UNFINISHED: Final = 64
 MOST_INVALID: Final = 64
-"""Bounds for each connection: lanes with a name, unfinished requests, and invalid events in a row."""
+"""Bounds for each connection: unfinished requests, and invalid events in a row."""
 
 _OK: Final = 200
 _CREATE: Final = "response.create"
 _STEER: Final = "response.steer"
+_STREAM_ID: Final = re.compile(r"[\w.-]{1,256}", re.ASCII)
 
 Record = Callable[[Mapping[str, Any], int], None]
 """Records a request that has ended: its own part of the connection's state, and its status."""
@@ -63,7 +68,7 @@ class _Turn(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     type: Literal["response.create"]
-    stream_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    stream_id: str | None = None
     generate: bool | None = None
 
 
@@ -98,7 +103,10 @@ class Connection:
         self._last: dict[str | None, asyncio.Task[None]] = {}
         """Lane -> the task of its last request."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(MOST_AT_A_TIME)
         self._waiting_bytes = 0
+        self._quiet_since = time.monotonic()
+        """When the last request came, or the last answer ended."""
         self._lost = asyncio.Event()
 
     async def serve(self, lifecycle: Lifecycle) -> None:
@@ -166,18 +174,20 @@ class Connection:
         idle = self._models.settings.live_idle_seconds
         invalid = 0
         while True:
+            left = idle if self._tasks else self._quiet_since + idle - time.monotonic()
+            if left <= 0:
+                return f"nothing received for {idle:g} s"
             event: dict[str, Any] = {}
             try:
-                received = await self._socket.receive(idle)
+                received = await self._socket.receive(left)
                 if received is None:
                     return ""
-                event = received
+                event, self._quiet_since = received, time.monotonic()
                 work = partial(_request_of, event)
                 self._begin(*await in_thread_if_large(self._socket.received, work))
                 invalid = 0
             except TimeoutError:
-                if not self._tasks:
-                    return f"nothing received for {idle:g} s"
+                continue
             except (RequestError, QueueFull) as error:
                 # Each is logged and answered, which costs more than sending it.
                 invalid += 1
@@ -185,8 +195,9 @@ class Connection:
                     raise ApiError(
                         400, f"More than {MOST_INVALID} events in a row were no requests"
                     ) from None
-                caller, lane = self._caller.again(secrets.token_hex(12)), event.get("stream_id")
-                lane = lane if isinstance(lane, str) else None
+                caller = self._caller.again(secrets.token_hex(12))
+                lane = event.get("stream_id")
+                lane = lane if _is_stream_id(lane) else None
                 await self._fail(error, caller, lane, event.get("previous_response_id"))
 
     def _begin(self, turn: _Turn, request: ResponseRequest) -> None:
@@ -209,8 +220,9 @@ class Connection:
             self._tasks and self._waiting_bytes + size > settings.max_body_bytes
         ):
             raise QueueFull(
-                f"{len(self._tasks)} responses of this connection are unfinished; at most "
-                f"{MOST_UNFINISHED} may be, with {settings.max_body_bytes} bytes (--max-body-bytes)",
+                f"{len(self._tasks)} requests of this connection are unfinished; at most "
+                f"{MOST_UNFINISHED} may be, and those that wait may have {settings.max_body_bytes} bytes "
+                "(--max-body-bytes)",
                 retry_after=RETRY_SECONDS,
             )
         self._waiting_bytes += size
@@ -218,7 +230,27 @@ class Connection:
         task = asyncio.create_task(self._take_turn(turn, request, size, before))
         self._last[turn.stream_id] = task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._turn_over)
+
+    def _turn_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._quiet_since = time.monotonic()
+
+    @asynccontextmanager
+    async def _place(
+        self, size: int, before: "asyncio.Task[None] | None"
+    ) -> AsyncGenerator[None, None]:
+        """Wait for the request before in the lane, and for a place among those that are answered."""
+        try:
+            if before is not None and not before.done():
+                await asyncio.wait({before})
+            await self._places.acquire()
+        finally:
+            self._waiting_bytes -= size
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _take_turn(
         self,
@@ -227,16 +259,13 @@ class Connection:
         size: int,
         before: "asyncio.Task[None] | None",
     ) -> None:
-        """Answer a request, once that before it in its lane is answered."""
-        try:
-            if before is not None and not before.done():
-                await asyncio.wait({before})
-        finally:
-            self._waiting_bytes -= size
+        """Answer a request when it is its turn."""
         caller = self._caller.again(secrets.token_hex(12))
         try:
-            await self._answer(turn, request, caller)
-            self._ended(caller, _OK)
+            async with self._place(size, before):
+                caller = self._caller.again(caller.request_id)  # its time begins with its turn
+                await self._answer(turn, request, caller)
+                self._ended(caller, _OK)
         except (ClientGone, asyncio.CancelledError):
             self._lost.set()
             self._ended(caller, CLIENT_GONE)
@@ -314,6 +343,12 @@ def _request_of(event: dict[str, Any]) -> tuple[_Turn, ResponseRequest]:
         )
     if kind != _CREATE:
         raise RequestError(f"Unknown event type {str(kind)[:64]!r}; known: {_CREATE}", param="type")
+    if not _is_stream_id(lane := event.get("stream_id")) and lane is not None:
+        raise RequestError(
+            f"stream_id is {lane!r:.80}; it takes 1 to 256 letters, digits, '_', '-' and '.'",
+            param="stream_id",
+            code="invalid_stream_id",
+        )
     own = {name: event[name] for name in _Turn.__struct_fields__ if name in event}
     rest = {name: value for name, value in event.items() if name not in own}
     turn = validate(_Turn, own)
@@ -321,3 +356,7 @@ def _request_of(event: dict[str, Any]) -> tuple[_Turn, ResponseRequest]:
     if request.stream is False:
         raise RequestError("stream: over a WebSocket, every answer is streamed", param="stream")
     return turn, msgspec.structs.replace(request, stream=True)
+
+
+def _is_stream_id(given: object) -> TypeGuard[str]:
+    return isinstance(given, str) and _STREAM_ID.fullmatch(given) is not None

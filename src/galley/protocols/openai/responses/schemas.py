@@ -242,7 +242,7 @@ class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
 
     def items(self) -> list[InputItem]:
         """Return the request's items."""
-        if isinstance(self.input, str):
+        if isinstance(self.input, str) and self.input:
             return [InputItem(role="user", content=self.input)]
         return list(self.input or ())
 

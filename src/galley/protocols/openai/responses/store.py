@@ -245,10 +245,12 @@ async def previous(store: Responses, tenant: str, name: str) -> StoredResponse:
     """
     found = await store.find(tenant, name)
     if found is None:
-        why = "it was deleted, or evicted by later ones"
+        why = "it was not stored, or deleted, or evicted by later ones"
+        if not store.is_on:
+            why = "this server does not store responses (--stored-responses)"
         raise RequestError(
-            f"Previous response with id {name[:100]!r} not found: "
-            f"{why if store.is_on else 'this server does not store responses (--stored-responses)'}",
+            f"Previous response with id {name[:100]!r} not found: {why}; send the conversation's items "
+            "instead",
             param="previous_response_id",
             code="previous_response_not_found",
         )
