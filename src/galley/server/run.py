@@ -226,7 +226,7 @@ class _Run:
         return None
 
     async def _reload_on_signal(self) -> None:
-        """Reread after each SIGHUP: the key file, the certificate, the settings, and models with changed files.
+        """Reread after each SIGHUP: the key file, the certificate, the settings, and changed models.
 
         Values that cannot be used are ignored, and the old ones stay in effect.
         """
