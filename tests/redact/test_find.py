@@ -64,6 +64,27 @@ def masked(text: str) -> str:
         ("My name is Mary Jones. Thanks, Mary", "My name is [NAME]. Thanks, [NAME]"),
         ("Ask for Mr. O'Neill", "Ask for Mr. [NAME]"),
         ("This is Acme", "This is Acme"),
+        ("so I told Jennifer about it", "so I told [NAME] about it"),
+        ("Michael said he would", "[NAME] said he would"),
+        ("it was Rose Patel, I think", "it was [NAME], I think"),
+        ("you know, Wojciech Nowakowski", "you know, [NAME]"),
+        ("either Emily, Rose or Mark", "either [NAME], [NAME] or [NAME]"),
+        ("Will you mark the rose bush in May", "Will you mark the rose bush in May"),
+        ("we flew from Austin, Texas to Charlotte", "we flew from Austin, Texas to Charlotte"),
+        ("a flight to Costa Rica and Sri Lanka", "a flight to Costa Rica and Sri Lanka"),
+        ("my account at Morgan Bank", "my account at Morgan Bank"),
+        ("the Johnson Foundation of New York", "the Johnson Foundation of New York"),
+        ("my name is john smith and i called", "my name is [NAME] and i called"),
+        ("i talked to maria gonzalez twice", "i talked to [NAME] twice"),
+        ("it is spelled S-M-Y-T-H-E, yes", "it is spelled [NAME], yes"),
+        ("last name S as in Sam, M like Mike, Y, T for Tom", "last name [NAME]"),
+        ("I saw it on the B B C", "I saw it on the B B C"),
+        ("Mr. May called", "Mr. [NAME] called"),
+        ("ship it to 14 Elm Court, Leeds, LS6 2AB", "ship it to [ADDRESS]"),
+        ("Flat 3, Dawson Rise, Leeds, LS6 2AB please", "[ADDRESS] please"),
+        ("518 Hayden Drive, Regina, SK S4P 3Y2 now", "[ADDRESS] now"),
+        ("Unit 411 Box 4426, DPO AP 33578", "[ADDRESS]"),
+        ("its 10th year in Lake Tahoe", "its 10th year in Lake Tahoe"),
     ],
 )  # fmt: skip
 def test_each_kind_is_found_and_what_resembles_it_is_not(text: str, expected: str) -> None:
@@ -76,8 +97,8 @@ def test_only_the_requested_kinds_are_found() -> None:
 
 
 def test_names_that_are_known_are_found_without_an_introduction() -> None:
-    assert find_spans("Is Mary there?", known_names={"Mary"})[0][1:] == (3, 7)
-    assert not find_spans("Is Mary there?")
+    assert find_spans("Is Rose there?", known_names={"Rose"})[0][1:] == (3, 7)
+    assert not find_spans("Is Rose there?")
 
 
 def test_check_digits() -> None:

@@ -20,8 +20,9 @@ from galley.speech.audio import Recording, Samples
 from galley.speech.decoder import Audio
 from galley.speech.diarize.cluster import centroids, merges
 from galley.speech.diarize.diarizer import Cancelled, Diarization, load
+from galley.speech.diarize.encoders import _mel_power
 from galley.speech.diarize.nets import Nets
-from galley.speech.diarize.options import DiarizeOptions
+from galley.speech.diarize.options import DiarizeOptions, NetFiles
 from galley.speech.diarize.speakers import SpeakerLabels, as_rttm, by_channel, labeled
 from galley.speech.diarize.turns import Turn, _assigned
 from galley.speech.results import Segment, Word
@@ -196,10 +197,10 @@ def test_options_that_contradict_each_other_are_refused(values: dict, param: str
 
 def test_missing_and_foreign_networks_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"segmentation\.onnx is missing"):
-        Nets(tmp_path)
+        Nets(NetFiles(tmp_path))
     (tmp_path / "segmentation.onnx").write_bytes(b"no network")
     with pytest.raises(UnsupportedModel, match="cannot be loaded"):
-        Nets(tmp_path)
+        Nets(NetFiles(tmp_path))
 
 
 def test_mel_power_is_that_of_librosa() -> None:
@@ -224,7 +225,7 @@ def test_mel_power_is_that_of_librosa() -> None:
         mel_filters=bands,
         mel_floor=0.0,
     ).T
-    assert np.allclose(Nets().mel_power(samples), expected, rtol=1e-3, atol=1e-6)
+    assert np.allclose(_mel_power()(samples), expected, rtol=1e-3, atol=1e-6)
 
 
 @given(st.integers(0, 1_000), st.integers(2, 40))

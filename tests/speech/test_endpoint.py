@@ -21,17 +21,17 @@ def boundaries(probabilities: list[float]) -> list[tuple[int, Boundary]]:
 def test_a_turn() -> None:
     heard = [0.0] * 5 + [0.9] * 6 + [0.4, 0.9] + [0.0] * 10
     assert boundaries(heard) == [
-        (9 * VAD_FRAME, Onset(5 * VAD_FRAME - PADDING)),
+        (7 * VAD_FRAME, Onset(5 * VAD_FRAME - PADDING)),
         (17 * VAD_FRAME, Endpoint(13 * VAD_FRAME)),
     ]
 
 
 def test_a_short_pause_ends_nothing() -> None:
-    assert boundaries([0.9] * 6 + [0.0] * 3 + [0.9] * 6) == [(4 * VAD_FRAME, Onset(0))]
+    assert boundaries([0.9] * 6 + [0.0] * 3 + [0.9] * 6) == [(2 * VAD_FRAME, Onset(0))]
 
 
 def test_a_click_is_nothing() -> None:
-    assert boundaries([0.9] * 3 + [0.0] * 20) == []
+    assert boundaries([0.9] + [0.0] * 20) == []
 
 
 def test_padding_does_not_reach_into_what_was_cut() -> None:

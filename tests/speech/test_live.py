@@ -59,7 +59,7 @@ def test_silence_costs_nothing_and_is_not_kept(tokenizer: Tokenizer) -> None:
 
 
 def test_a_click_is_no_turn(tokenizer: Tokenizer) -> None:
-    driver = Driver(tokenizer, [Word("x", RATE, RATE + VAD_FRAME)])
+    driver = Driver(tokenizer, [Word("x", 32 * VAD_FRAME, 33 * VAD_FRAME)])
     driver.play(4)
     assert not driver.listener.requests
     assert not driver.events

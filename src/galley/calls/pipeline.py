@@ -14,18 +14,19 @@ from galley.calls.quality import add_sounds, add_transcript, differ, measure
 from galley.calls.ticket import TicketWriter
 from galley.redact.spans import Kind
 from galley.speech import captions
-from galley.speech.decoder import DecodedRecording
-from galley.speech.diarize.options import DiarizeOptions
+from galley.speech.decoder import Audio
+from galley.speech.diarize.options import BUNDLED_FILES, DiarizeOptions, NetFiles
 from galley.speech.diarize.speakers import SpeakerLabels, by_channel, labeled
+from galley.speech.kept import KeptRecording
 from galley.speech.non_speech import Sounds, Times, find_sounds
 from galley.speech.options import TranscribeOptions
 from galley.speech.redacted_audio import write_redacted
 from galley.speech.redaction import Passage, Redactor
 from galley.speech.results import Info, Segment
+from galley.speech.sources import TWO
 from galley.speech.transcribe import Transcriber
 from galley.speech.vad import SpeechDetector
 
-_TWO: Final = 2
 _TYPED: Final[Kind] = "card"
 _NUMBERS: Final[frozenset[Kind]] = frozenset(
     {"card", "security_code", "bank_account", "ssn", "phone", "date_of_birth"}
@@ -40,7 +41,7 @@ class CallOptions:
     Attributes:
         transcribe: options of the transcription, with word times.
         diarize: how speakers are found where they have no channels of their own.
-        speaker_models: folder with the networks of diarization; None: the bundled ones.
+        speaker_models: files of the networks of diarization.
         redact: kinds of personal data to remove.
         redacted_audio: also write the audio without what is removed; if numbers are, without key tones.
         keep_music: the recognizer gets music and the tones of keys, too.
@@ -50,7 +51,7 @@ class CallOptions:
 
     transcribe: TranscribeOptions
     diarize: DiarizeOptions
-    speaker_models: Path | None = None
+    speaker_models: NetFiles = BUNDLED_FILES
     redact: tuple[Kind, ...] = ()
     redacted_audio: bool = False
     keep_music: bool = False
@@ -85,11 +86,16 @@ class Pipeline:
             RequestError: audio or ticket cannot be made.
             Unavailable, EngineError: trying again may help.
         """
+        with self._transcriber.keep(recording) as kept:
+            return self._run(call, recording, kept, into)
+
+    def _run(self, call: str, recording: Path, kept: KeptRecording, into: Path) -> CallRecord:
         options = self._options
-        opened = self._open(recording)
-        sound = measure(opened, self._detector)
-        transcribed = self._transcribe(recording, opened.channels)
-        warnings = tuple(warning for info in transcribed.infos for warning in info.warnings)
+        sound = measure(kept.open(), self._detector)
+        transcribed = self._transcribe(kept)
+        warnings = tuple(
+            dict.fromkeys(warning for info in transcribed.infos for warning in info.warnings)
+        )
         info = msgspec.structs.replace(transcribed.infos[0], warnings=warnings)
         transcript = captions.as_verbose_json(transcribed.segments, info, ("segment", "word"))
         text = "".join(captions.as_text(transcribed.segments))
@@ -101,7 +107,7 @@ class Pipeline:
         write_json(into / "quality.json", quality)
         if options.redacted_audio:
             passages = [*transcribed.passages, *_typed(transcribed.sounds, options.redact)]
-            write_redacted(self._open(recording), passages, into / "redacted.wav")
+            write_redacted(kept.open(), passages, into / "redacted.wav")
         if options.ticket is not None:
             write_json(into / "ticket.json", options.ticket.write(text))
         record = CallRecord(
@@ -117,56 +123,43 @@ class Pipeline:
         write_json(into / CALL_FILE, record)
         return record
 
-    def _open(self, recording: Path, channel: int | None = None) -> DecodedRecording:
-        opened = self._transcriber.open(recording, channel=channel)
-        assert isinstance(opened, DecodedRecording)
-        return opened
-
-    def _transcribe(self, recording: Path, channels: int) -> _Transcribed:
+    def _transcribe(self, kept: KeptRecording) -> _Transcribed:
         # Two channels with different audio are two speakers.
-        if channels == _TWO and differ(self._open(recording, 1), self._open(recording, 2)):
-            return self._by_channel(recording)
+        if kept.channels == TWO and differ(kept.open(1), kept.open(2)):
+            return self._by_channel(kept)
         options, transcribed = self._options, _Transcribed([])
-        silent = self._silent(recording, None, transcribed)
-        found = self._transcriber.diarize(
-            recording, options.diarize, models=options.speaker_models, silent=silent
+        silent = self._silent(kept.open(), transcribed)
+        found = self._transcriber.diarize_audio(
+            kept.open(), options.diarize, models=options.speaker_models, silent=silent
         )
         labels = SpeakerLabels(found, merges=True)
         transcribed.segments = list(
-            labeled(self._segments(recording, None, transcribed, silent), labels)
+            labeled(self._segments(kept.open(), transcribed, silent), labels)
         )
         return transcribed
 
-    def _silent(
-        self, recording: Path, channel: int | None, transcribed: _Transcribed
-    ) -> tuple[Times, ...]:
+    def _silent(self, audio: Audio, transcribed: _Transcribed) -> tuple[Times, ...]:
         """Find the sounds of a channel; return the passages that are kept from the recognizer."""
-        found = find_sounds(self._open(recording, channel))
+        found = find_sounds(audio)
         transcribed.sounds.append(found)
         return () if self._options.keep_music else (*found.music, *found.keys)
 
-    def _by_channel(self, recording: Path) -> _Transcribed:
+    def _by_channel(self, kept: KeptRecording) -> _Transcribed:
         transcribed = _Transcribed([])
         segments: list[Segment] = []
-        for channel in (1, 2):
-            silent = self._silent(recording, channel, transcribed)
-            found = self._segments(recording, channel, transcribed, silent)
+        for channel in (1, TWO):
+            silent = self._silent(kept.open(channel), transcribed)
+            found = self._segments(kept.open(channel), transcribed, silent)
             segments += (msgspec.structs.replace(one, channel=channel) for one in found)
         transcribed.segments = by_channel(captions.in_order(segments))
         return transcribed
 
     def _segments(
-        self,
-        recording: Path,
-        channel: int | None,
-        transcribed: _Transcribed,
-        silent: tuple[Times, ...],
+        self, audio: Audio, transcribed: _Transcribed, silent: tuple[Times, ...]
     ) -> Iterator[Segment]:
         """Yield the redacted segments of a recording or of one of its channels."""
         options = self._options
-        transcription = self._transcriber.transcribe(
-            recording, options.transcribe, channel=channel, silent=silent
-        )
+        transcription = self._transcriber.transcribe_audio(audio, options.transcribe, silent=silent)
         redactor = Redactor(options.redact)
         for segment in transcription:
             yield from redactor.take(segment) if options.redact else (segment,)

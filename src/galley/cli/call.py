@@ -139,7 +139,7 @@ def call(
     options = CallOptions(
         transcribe=dataclasses.replace(transcribe_options(**wanted), word_timestamps=True),
         diarize=speakers.options(),
-        speaker_models=speakers.models,
+        speaker_models=speakers.files(),
         redact=check_kinds(kinds),
         redacted_audio=redacted_audio,
         keep_music=keep_music,

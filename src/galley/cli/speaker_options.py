@@ -13,7 +13,7 @@ from galley.errors import RequestError, SettingsError
 
 if TYPE_CHECKING:
     from galley.speech.diarize.diarizer import Diarization
-    from galley.speech.diarize.options import DiarizeOptions
+    from galley.speech.diarize.options import DiarizeOptions, NetFiles
 
 
 _COUNTS: Final = ("num_speakers", "min_speakers", "max_speakers")
@@ -28,6 +28,8 @@ class Speakers:
         rttm: write their turns as RTTM.
         known: NAME=FILE of each known speaker.
         models: folder with the networks; None: the bundled ones.
+        encoder: file of the speaker encoder; None: that of the folder.
+        distance: cosine distance from which voices are different speakers; None: the encoder's usual one.
         counts: num_speakers, min_speakers and max_speakers as given.
     """
 
@@ -35,7 +37,15 @@ class Speakers:
     rttm: bool
     known: tuple[str, ...]
     models: Path | None
+    encoder: Path | None
+    distance: float | None
     counts: dict[str, int | None]
+
+    def files(self) -> "NetFiles":
+        """Return the files of the networks."""
+        from galley.speech.diarize.options import NetFiles
+
+        return NetFiles(self.models, self.encoder, self.distance)
 
     def options(self) -> "DiarizeOptions":
         """Return the options of a diarization.
@@ -77,6 +87,17 @@ _VOICES: Final = (
         type=click.Path(path_type=Path, file_okay=False),
         help="folder with segmentation.onnx and encoder.onnx; default: those of the source tree",
     ),
+    click.option(
+        "--speaker-encoder",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="speaker encoder in ONNX form, as WeSpeaker, 3D-Speaker or Resemblyzer have them",
+    ),
+    click.option(
+        "--speaker-distance",
+        type=click.FloatRange(0, 2, min_open=True),
+        help="cosine distance from which voices are different speakers; default: the encoder's usual one",
+    ),
 )
 
 
@@ -110,18 +131,33 @@ def _with_speakers(command: Callable[..., None]) -> Callable[..., None]:
         *args: Any,
         speaker: tuple[str, ...],
         speaker_models: Path | None,
+        speaker_encoder: Path | None,
+        speaker_distance: float | None,
         diarize: bool = True,
         rttm: bool = False,
         **flags: Any,
     ) -> None:
         counts = {name: flags.pop(name) for name in _COUNTS}
         if not diarize:
-            given = {"rttm": rttm, "speaker": speaker, "speaker_models": speaker_models, **counts}
+            given = {
+                "rttm": rttm,
+                "speaker": speaker,
+                "speaker_models": speaker_models,
+                "speaker_encoder": speaker_encoder,
+                "speaker_distance": speaker_distance,
+                **counts,
+            }
             for name, value in given.items():
                 if value:
                     raise SettingsError(f"--{name.replace('_', '-')} needs --diarize")
         speakers = Speakers(
-            wanted=diarize, rttm=rttm, known=speaker, models=speaker_models, counts=counts
+            wanted=diarize,
+            rttm=rttm,
+            known=speaker,
+            models=speaker_models,
+            encoder=speaker_encoder,
+            distance=speaker_distance,
+            counts=counts,
         )
         command(*args, speakers=speakers, **flags)
 

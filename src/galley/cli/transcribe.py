@@ -176,7 +176,7 @@ def transcribe(
                             raw=raw,
                             track=track,
                             channel=channel,
-                            models=speakers.models,
+                            models=speakers.files(),
                         )
                         if speakers.rttm:
                             write_rttm(found, file, (target or file).with_name(f"{file.stem}.rttm"))

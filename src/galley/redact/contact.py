@@ -46,7 +46,19 @@ _PLACES: Final = frozenset(
 )
 """Further kinds of streets (USPS Publication 28, appendix C1), which count with a capital only."""
 
-_UNITS: Final = frozenset(words("apartment apt suite ste unit floor room number no #"))
+_UNITS: Final = frozenset(words("apartment apt flat studio suite ste unit floor room number no #"))
+_POSTCODE: Final = re.compile(
+    r"\b(?:[A-Z]{1,2}\d[A-Z\d]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d)\b(?!-)", re.IGNORECASE
+)
+"""British and Canadian ones."""
+_TO_POSTCODE: Final = re.compile(r"[^.?!\n]{0,80}")
+"""Flat, street and town before a postcode."""
+_FLAT: Final = re.compile(r"\b(?:flat|studio|apartment|unit) \d{1,4}[a-z]?\b,? ", re.IGNORECASE)
+_FORCES: Final = re.compile(
+    r"\b(?:(?:PSC|Unit|CMR) \d{1,5},? Box \d{1,5}|US[A-Z]{1,3} [A-Z][\w' -]{1,30}),? [AFD]PO,? A[AEP],? "
+    r"\d{5}(?:-\d{4})?\b"
+)
+"""Addresses of the US forces."""
 _STATES: Final = frozenset(
     words(
         "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
@@ -65,6 +77,7 @@ _STATE_NAMES: Final = frozenset(
 _STREET_WORDS: Final = 4
 """Most words between a house number and the kind of street."""
 
+_ORDINAL_ENDS: Final = frozenset(words("st nd rd th"))
 _TAIL: Final = 14
 """Most tokens after the street in which flat, town, state and postcode are looked for."""
 
@@ -128,7 +141,11 @@ def _local(tokens: Sequence[Token], at: int) -> int:
 
 
 def addresses(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
-    """Yield street addresses with what follows them, and post office boxes."""
+    """Yield street addresses with what follows them, flats with a postcode, and post office boxes."""
+    yield from (Span("address", *match.span()) for match in _FORCES.finditer(text))
+    for match in _FLAT.finditer(text):
+        if (end := _postcode_after(text, match.end())) is not None:
+            yield Span("address", match.start(), end)
     numbers = {run.pieces[-1].last: run.pieces for run in runs(tokens)}
     for index, token in enumerate(tokens):
         pieces = numbers.get(index)
@@ -138,8 +155,16 @@ def addresses(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
         if (box := _box(tokens, first)) is not None:
             yield Span("address", tokens[box].start, token.end)
         elif (street := _street(tokens, index)) is not None:
-            last = _tail(tokens, street)
-            yield Span("address", tokens[first].start, tokens[last].end)
+            last = tokens[_tail(tokens, street)].end
+            end = _postcode_after(text, tokens[street].end) or last
+            yield Span("address", tokens[first].start, max(last, end))
+
+
+def _postcode_after(text: str, at: int) -> int | None:
+    """Return the end of a British or Canadian postcode in the same sentence; None if there is none."""
+    rest = _TO_POSTCODE.match(text, at)
+    found = rest and _POSTCODE.search(text, at, rest.end())
+    return found.end() if found else None
 
 
 def _number_start(tokens: Sequence[Token], last: int, firsts: Sequence[int]) -> int:
@@ -167,6 +192,8 @@ def _street(tokens: Sequence[Token], number: int) -> int | None:
     for at in range(number + 1, min(len(tokens), number + 2 + _STREET_WORDS + 1)):
         token = tokens[at]
         if not (token.word.isalpha() or token.text in ".'\u2019"):
+            return None
+        if not count and token.word in _ORDINAL_ENDS and token.start == tokens[number].end:
             return None
         if count and _is_street(token) and not _goes_on(tokens, at):
             return at

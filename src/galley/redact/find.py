@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import Final
 
+from galley.redact.births import birth_dates
 from galley.redact.contact import addresses, emails
+from galley.redact.names import name_words, names
 from galley.redact.numbers import bank_accounts, cards, phones, social_security
-from galley.redact.people import birth_dates, name_words, names
 from galley.redact.spans import KINDS, Kind, Span
 from galley.redact.tokens import Token, tokenize
 

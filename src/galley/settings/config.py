@@ -93,6 +93,17 @@ class Settings(ClusterSettings):
         "folder with segmentation.onnx and encoder.onnx, which distinguish speakers for diarized_json; "
         "default: those of Galley's source tree",
     )
+    speaker_encoder: str = setting(
+        "",
+        "Server",
+        "speaker encoder in ONNX form, as WeSpeaker, 3D-Speaker or Resemblyzer have them; default: that of "
+        "speaker_models",
+    )
+    speaker_distance: Annotated[float, Meta(ge=0, le=2)] = setting(
+        0.0,
+        "Server",
+        "cosine distance from which voices are different speakers; 0: the encoder's usual one",
+    )
     page: bool = setting(True, "Server", "serve a page for browsers at /")
     api_key: tuple[str, ...] = setting(
         (), "Security", "API key; repeat for several (GALLEY_API_KEY: comma-separated)", secret=True

@@ -28,6 +28,7 @@ from galley.speech.headers import WavHeader, ogg_is_cut_off, states_length, wav_
 from galley.speech.loudness import normalized
 from galley.speech.mixing import channels_of, mix, weights_of
 from galley.speech.resample import joined, resampled, silence_lengths
+from galley.speech.sources import TWO
 from galley.speech.sources import RawPcm as RawPcm
 from galley.speech.sources import Samples as Samples
 from galley.speech.sources import Source as Source
@@ -83,7 +84,8 @@ class Recording:
     """One recording as mono blocks of about a second, decoded while iterating.
 
     Iterate only once. Blocks are float32 ``[samples]`` in [-1, 1] at ``sample_rate``; channels are mixed by
-    :mod:`galley.speech.mixing`. Gaps in the time stamps are filled with silence.
+    :mod:`galley.speech.mixing`. With ``apart``, those of a track with two channels are ``[samples, 2]``.
+    Gaps in the time stamps are filled with silence.
 
     Args:
         source: the recording to read.
@@ -94,6 +96,7 @@ class Recording:
         name: the recording's name in error messages; default: its path.
         track: the audio track to read, counted from 1; default: the file's own default track.
         channel: the track's channel to read, counted from 1; default: all channels, mixed.
+        apart: keep two channels apart; neither with ``channel`` nor with ``normalize``.
 
     Attributes:
         channels: number of channels that the file states for the track.
@@ -118,13 +121,16 @@ class Recording:
         name: str = "",
         track: int | None = None,
         channel: int | None = None,
+        apart: bool = False,
     ) -> None:
+        assert not (apart and (normalize or channel is not None))
         self._name = name or (str(source) if isinstance(source, str | Path) else "the recording")
         self._sample_rate = sample_rate
         self._normalize = normalize
         self._max_seconds = max_seconds
         self._track = track
         self._channel = channel
+        self._apart = apart
         self.channels = 0  # see _check
         self._samples = 0
         self._peak = 0.0
@@ -152,13 +158,17 @@ class Recording:
         """Seconds of audio decoded so far."""
         return self._samples / self._sample_rate
 
+    @property
+    def _keeps_two(self) -> bool:
+        return self._apart and self.channels == TWO
+
     def close(self) -> None:
         """Close the files that this object opened; a file object passed in by the caller stays open."""
         while self._opened:
             self._opened.pop().close()
 
     def __iter__(self) -> Iterator[Samples]:
-        blocks = resampled(self._mixed(), self._sample_rate)
+        blocks = resampled(self._mixed(), self._sample_rate, TWO if self._keeps_two else 1)
         if self._normalize:
             blocks = normalized(blocks, self._sample_rate)
         try:
@@ -254,19 +264,22 @@ class Recording:
         return file
 
     def _mixed(self) -> Iterator[tuple[int, Samples]]:
-        """Yield (sample rate, mono samples) of about a second each: of one channel, or of all mixed."""
+        """Yield (sample rate, samples) of about a second each: of one channel, of all mixed, or of two."""
         for (rate, places), run in itertools.groupby(
             self._decoded(), key=operator.attrgetter("rate", "places")
         ):
             weights = weights_of(places)
             most = min(rate, _BLOCK_VALUES // len(places))
-            if self._channel is not None and self._channel > len(places):
+            needed = TWO if self._keeps_two else self._channel or 1
+            if needed > len(places):
                 raise AudioError(
-                    f"{self._name} has no channel {self._channel} after {self.seconds:.1f} s, where it "
+                    f"{self._name} has no channel {needed} after {self.seconds:.1f} s, where it "
                     f"changes to {len(places)} channels"
                 )
             for block in joined((frame.samples for frame in run), most):
-                if self._channel is None:
+                if self._keeps_two:
+                    yield rate, np.ascontiguousarray(block[:TWO].T)
+                elif self._channel is None:
                     yield rate, mix(block, weights)
                 else:
                     yield rate, block[self._channel - 1]

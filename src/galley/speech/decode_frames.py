@@ -43,6 +43,7 @@ class Decode(msgspec.Struct, tag="decode", frozen=True):
     max_seconds: float | None
     track: int | None
     channel: int | None
+    apart: bool
     seconds: float
     max_bytes: int
 
@@ -60,7 +61,7 @@ class Opened(msgspec.Struct, tag="opened", frozen=True):
 
 
 class Block(msgspec.Struct, tag="block", frozen=True):
-    """At most ``BLOCK_SAMPLES`` samples, float32 in native byte order."""
+    """At most ``BLOCK_SAMPLES`` samples, float32 in native byte order; two channels are interleaved."""
 
     samples: bytes
 

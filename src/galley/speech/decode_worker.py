@@ -166,6 +166,7 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
             name=job.name,
             track=job.track,
             channel=job.channel,
+            apart=job.apart,
         ) as recording:
             _send(answers, Opened(recording.duration, recording.channels))
             counted = 0.0
@@ -181,8 +182,9 @@ def _answer(job: Decode, file: BinaryIO, answers: socket.socket) -> None:
 
 
 def _send_samples(answers: socket.socket, samples: Samples) -> None:
-    for first in range(0, len(samples), BLOCK_SAMPLES):
-        _send(answers, Block(samples[first : first + BLOCK_SAMPLES].tobytes()))
+    values = samples.ravel()
+    for first in range(0, len(values), BLOCK_SAMPLES):
+        _send(answers, Block(values[first : first + BLOCK_SAMPLES].tobytes()))
 
 
 def _send(answers: socket.socket, answer: Answer) -> None:

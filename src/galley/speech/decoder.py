@@ -35,7 +35,7 @@ from galley.speech.decode_frames import (
 )
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.open_files import open_file
-from galley.speech.sources import RawPcm, Samples, Source
+from galley.speech.sources import TWO, RawPcm, Samples, Source
 
 log = logging.getLogger("galley.speech")
 
@@ -118,6 +118,7 @@ class Decoder:
         name: str = "",
         track: int | None = None,
         channel: int | None = None,
+        apart: bool = False,
     ) -> "DecodedRecording":
         """Start decoding a recording; the arguments are those of :class:`galley.speech.audio.Recording`.
 
@@ -146,6 +147,7 @@ class Decoder:
                     max_seconds=max_seconds,
                     track=track,
                     channel=channel,
+                    apart=apart,
                     seconds=self._seconds,
                     max_bytes=self._max_bytes,
                 )
@@ -247,7 +249,12 @@ class Decoder:
 
 
 class DecodedRecording:
-    """One recording, decoded in a separate process while iterating; see :class:`Audio`."""
+    """One recording, decoded in a separate process while iterating; see :class:`Audio`.
+
+    Attributes:
+        channels: number of channels of the track.
+        keeps_two: blocks are ``[samples, 2]``, since two channels are kept apart.
+    """
 
     def __init__(
         self,
@@ -275,6 +282,7 @@ class DecodedRecording:
         assert isinstance(opened, Opened)
         self.duration = opened.duration
         self.channels = opened.channels
+        self.keeps_two = job.apart and opened.channels == TWO
         self._ended = weakref.finalize(self, ended)
         self._ended.atexit = False
 
@@ -287,6 +295,8 @@ class DecodedRecording:
         with closing(self):
             while isinstance(answer := self._answer(), Block):
                 block = np.frombuffer(answer.samples, np.float32)
+                if self.keeps_two:
+                    block = block.reshape(-1, TWO)
                 self._samples += len(block)
                 yield block
             assert isinstance(answer, Done)

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple, TypeAlias
 from galley.speech.options import TurnOptions
 from galley.speech.segmenter import SAMPLES_PER_MS, VAD_FRAME
 
-_MIN_SPEECH: Final = 100 * SAMPLES_PER_MS
-"""Minimum length of speech, in samples; shorter speech is treated as a click."""
+_MIN_SPEECH: Final = 50 * SAMPLES_PER_MS
+"""Speech that has not lasted longer, in samples, is a click; each frame more delays an interruption."""
 
 
 class Onset(NamedTuple):

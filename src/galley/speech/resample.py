@@ -23,16 +23,25 @@ def silence_lengths(seconds: float, rate: int) -> Iterator[int]:
         yield min(rate, samples - first)
 
 
-def resampled(blocks: Iterable[tuple[int, Samples]], to_rate: int) -> Iterator[Samples]:
-    """Yield blocks at one sample rate from blocks whose rate may change midway, as in joined files."""
+def resampled(
+    blocks: Iterable[tuple[int, Samples]], to_rate: int, channels: int = 1
+) -> Iterator[Samples]:
+    """Yield blocks at one sample rate from blocks whose rate may change midway, as in joined files.
+
+    Args:
+        blocks: sample rate and samples of each, float32 ``[samples]``, or ``[samples, channels]``.
+        to_rate: the new sample rate, in Hz.
+        channels: number of channels.
+    """
+    nothing = np.empty(0 if channels == 1 else (0, channels), np.float32)
     for rate, run in itertools.groupby(blocks, key=operator.itemgetter(0)):
         if rate == to_rate:
             yield from (block for _, block in run)
             continue
-        resampler = soxr.ResampleStream(rate, to_rate, 1, dtype="float32", quality="HQ")
+        resampler = soxr.ResampleStream(rate, to_rate, channels, dtype="float32", quality="HQ")
         for _, block in run:
             yield from _unless_empty(resampler.resample_chunk(block))
-        yield from _unless_empty(resampler.resample_chunk(np.empty(0, np.float32), last=True))
+        yield from _unless_empty(resampler.resample_chunk(nothing, last=True))
 
 
 def joined(frames: Iterable[NDArray[np.float32]], size: int) -> Iterator[NDArray[np.float32]]:

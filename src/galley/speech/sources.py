@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from galley.errors import RequestError
 from galley.types.audio import SampleType
@@ -18,6 +18,9 @@ Samples: TypeAlias = "NDArray[np.float32]"
 
 Source: TypeAlias = str | Path | bytes | BinaryIO
 """A path (never a network address), the file's bytes, or a seekable open file."""
+
+TWO: Final = 2
+"""Channels that can be kept apart: those of a call's two sides."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio, Decoder
 from galley.speech.diarize.diarizer import Diarization
 from galley.speech.diarize.diarizer import load as load_diarizer
-from galley.speech.diarize.options import DiarizeOptions
+from galley.speech.diarize.options import BUNDLED_FILES, DiarizeOptions, NetFiles
+from galley.speech.kept import KeptRecording
 from galley.speech.live import LiveSession
 from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
@@ -144,13 +145,6 @@ class Transcriber(Closable):
             for name, value in (("track", track), ("channel", channel)):
                 if value is not None:
                     raise RequestError(f"{name} is one of a file; an array has one", param=name)
-        session = Session(
-            self._model.tokens,
-            options,
-            uuid.uuid4().hex,
-            max_chunks=CHUNKS_IN_FLIGHT,
-            pads=self._model.pads,
-        )
         recording: Audio
         if is_file:
             recording = self._decoder.open(
@@ -164,6 +158,23 @@ class Transcriber(Closable):
         else:  # samples from the caller, without a container
             samples, raw = pcm_of(source, sample_rate or SAMPLE_RATE)
             recording = Recording(samples, raw=raw, normalize=normalize, max_seconds=max_seconds)
+        return self.transcribe_audio(recording, options, silent=silent)
+
+    def transcribe_audio(
+        self, recording: Audio, options: TranscribeOptions, *, silent: Sequence[Times] = ()
+    ) -> "Transcription":
+        """Start transcribing an open recording, which the result closes; see :meth:`transcribe`.
+
+        Raises:
+            RequestError: the model does not support the language or the task.
+        """
+        session = Session(
+            self._model.tokens,
+            options,
+            uuid.uuid4().hex,
+            max_chunks=CHUNKS_IN_FLIGHT,
+            pads=self._model.pads,
+        )
         if silent:
             recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
@@ -201,6 +212,15 @@ class Transcriber(Closable):
         """
         return self._decoder.open(source, raw=raw, track=track, channel=channel)
 
+    def keep(self, source: Source) -> KeptRecording:
+        """Decode a recording once, for several readings. The caller closes it.
+
+        Raises:
+            AudioError: the recording cannot be read.
+            EngineNotReady: there is no space for its samples.
+        """
+        return KeptRecording(self._decoder.open(source, apart=True))
+
     def diarize(
         self,
         source: Source,
@@ -209,7 +229,7 @@ class Transcriber(Closable):
         raw: RawPcm | None = None,
         track: int | None = None,
         channel: int | None = None,
-        models: Path | None = None,
+        models: NetFiles = BUNDLED_FILES,
         silent: Sequence[Times] = (),
     ) -> Diarization:
         """Find out who speaks when in a recording, without transcribing it.
@@ -218,7 +238,7 @@ class Transcriber(Closable):
             source: a path, a file's bytes, or an open file that can seek.
             options: the number of speakers, and known ones.
             raw, track, channel: as for :meth:`transcribe`.
-            models: folder with the networks; default: the bundled ones.
+            models: files of the networks; default: the bundled ones.
             silent: passages in seconds that count as silence.
 
         Raises:
@@ -226,11 +246,24 @@ class Transcriber(Closable):
             RequestError: there is no such track or channel, or a reference is not usable.
             ModelError: the networks are missing, or are others.
         """
-        diarizer = load_diarizer(models)
+        load_diarizer(models)  # before the recording is opened
         recording = self.open(source, raw=raw, track=track, channel=channel)
+        return self.diarize_audio(
+            recording, options or DiarizeOptions(), models=models, silent=silent
+        )
+
+    def diarize_audio(
+        self,
+        recording: Audio,
+        options: DiarizeOptions,
+        *,
+        models: NetFiles = BUNDLED_FILES,
+        silent: Sequence[Times] = (),
+    ) -> Diarization:
+        """Find out who speaks when in an open recording, which is closed; see :meth:`diarize`."""
         if silent:
             recording = Silenced(recording, silent)
-        return diarizer(recording, options or DiarizeOptions(), self._decoder.open)
+        return load_diarizer(models)(recording, options, self._decoder.open)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.

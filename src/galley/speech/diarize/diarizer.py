@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,17 +14,19 @@ from numpy.typing import NDArray
 from galley.errors import AudioError, RequestError
 from galley.speech.decoder import Audio
 from galley.speech.diarize.cluster import centroids
-from galley.speech.diarize.nets import VOICE, Nets
-from galley.speech.diarize.options import MOST_SPEAKERS, DiarizeOptions
+from galley.speech.diarize.encoders import PART, Likeness
+from galley.speech.diarize.nets import Nets
+from galley.speech.diarize.options import (
+    BUNDLED_FILES,
+    MOST_SPEAKERS,
+    DiarizeOptions,
+    NetFiles,
+)
 from galley.speech.diarize.turns import Turn, turns_of
-from galley.speech.diarize.voices import PART, Observations, observe, voice_of
+from galley.speech.diarize.voices import Observations, observe, voice_of
 from galley.speech.features import SAMPLE_RATE
 from galley.speech.sources import Samples
 
-_DIFFERENT: Final = 0.37
-"""Mean distance from which two groups of voices are different speakers."""
-_KNOWN: Final = 0.35
-"""Distance up to which a speaker is the one of a reference."""
 _WHOLE: Final = 3 * PART // 4
 """Samples of a stretch whose voice is good enough to find speakers by."""
 _REFERENCE_SECONDS: Final = (2.0, 10.0)
@@ -57,9 +58,9 @@ class Diarizer:
         ModelNotFound, UnsupportedModel: see :class:`Nets`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Load the networks from ``folder``; default: the bundled ones."""
-        self._nets = Nets(folder)
+    def __init__(self, files: NetFiles) -> None:
+        """Load the networks."""
+        self._nets = Nets(files)
 
     def __call__(
         self,
@@ -89,8 +90,10 @@ class Diarizer:
             found = observe(_until(recording, cancelled), self._nets)
         finally:
             recording.close()
-        voices = _speakers(found, options)
-        return _named(turns_of(found, voices), voices, known, options.known_names)
+        likeness = self._nets.encoder.likeness
+        voices = _speakers(found, options, self._nets)
+        turns = turns_of(found, voices, likeness.sharpness)
+        return _named(turns, voices, known, options.known_names, likeness)
 
     def _reference(
         self, file: bytes, name: str, open_file: Callable[[bytes], Audio]
@@ -124,9 +127,9 @@ class Diarizer:
 
 
 @lru_cache(maxsize=2)
-def load(folder: Path | None = None) -> Diarizer:
-    """Return the diarizer with the networks of ``folder``, loaded once. Raises as :class:`Diarizer`."""
-    return Diarizer(folder)
+def load(files: NetFiles = BUNDLED_FILES) -> Diarizer:
+    """Return the diarizer with these networks, loaded once. Raises as :class:`Diarizer`."""
+    return Diarizer(files)
 
 
 def _beginning(recording: Audio, seconds: float) -> NDArray[np.float32]:
@@ -150,16 +153,16 @@ def _until(recording: Audio, cancelled: threading.Event | None) -> Iterator[Samp
         yield block
 
 
-def _speakers(found: Observations, options: DiarizeOptions) -> NDArray[np.float32]:
-    """Return the voices of the recording's speakers, float32 ``[speakers, VOICE]``."""
+def _speakers(found: Observations, options: DiarizeOptions, nets: Nets) -> NDArray[np.float32]:
+    """Return the voices of the recording's speakers, float32 ``[speakers, width]``."""
     whole = [voice for voice in found.voices if voice.end - voice.start >= _WHOLE]
     voices = whole or found.voices
     if not voices:
-        return np.zeros((0, VOICE), np.float32)
+        return np.zeros((0, nets.encoder.width), np.float32)
     return centroids(
         np.stack([voice.vector for voice in voices]),
         np.array([(voice.end - voice.start) / SAMPLE_RATE for voice in voices], np.float32),
-        threshold=_DIFFERENT,
+        threshold=nets.encoder.likeness.different,
         least=options.least,
         most=options.most or MOST_SPEAKERS,
     )
@@ -170,6 +173,7 @@ def _named(
     voices: NDArray[np.float32],
     known: Sequence[NDArray[np.float32]],
     known_names: Sequence[str],
+    likeness: Likeness,
 ) -> Diarization:
     """Return the turns with named speakers: those of references, and letters for the others."""
     name_of: dict[int, str] = {}
@@ -179,7 +183,7 @@ def _named(
         if turn.speaker not in name_of:
             similarities = [float(voices[turn.speaker] @ voice) for voice in known]
             best = int(np.argmax(similarities)) if known else 0
-            alike = bool(known) and 1.0 - similarities[best] <= _KNOWN
+            alike = bool(known) and 1.0 - similarities[best] <= likeness.known
             name = known_names[best] if alike else next(letters)
             name_of[turn.speaker] = name
             if name not in names:

@@ -1,10 +1,31 @@
 """Options of diarization, validated at construction."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from galley.errors import RequestError
 
 MOST_SPEAKERS = 32
+
+
+@dataclass(frozen=True)
+class NetFiles:
+    """The files of the networks of diarization.
+
+    Attributes:
+        folder: has ``segmentation.onnx`` and ``encoder.onnx``; None: the bundled ones.
+        encoder: the speaker encoder; None: that of the folder.
+        distance: cosine distance from which voices are different speakers; None: the usual one of encoders
+            of this form.
+    """
+
+    folder: Path | None = None
+    encoder: Path | None = None
+    distance: float | None = None
+
+
+BUNDLED_FILES: Final = NetFiles()
 
 
 @dataclass(frozen=True, kw_only=True)

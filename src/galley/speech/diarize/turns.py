@@ -14,8 +14,6 @@ _GAP_SECONDS: Final = 0.3
 """A shorter pause does not end a turn."""
 _LEAST_SECONDS: Final = 0.2
 """A shorter turn is a mistake."""
-_SHARPNESS: Final = 12.0
-"""How much a voice's likeness to speakers decides between them."""
 
 
 class Turn(NamedTuple):
@@ -26,17 +24,18 @@ class Turn(NamedTuple):
     end: float
 
 
-def turns_of(found: Observations, speakers: NDArray[np.float32]) -> list[Turn]:
+def turns_of(found: Observations, speakers: NDArray[np.float32], sharpness: float) -> list[Turn]:
     """Return the turns in the order of their starts; those of different speakers may overlap.
 
     Args:
         found: the observations.
         speakers: the voices of the speakers, float32 ``[speakers, width]``.
+        sharpness: how much a voice's likeness to speakers decides between them.
     """
     if not len(speakers):
         return []
     count, seen = _active(found.windows)
-    scores = _along(found, speakers, len(count)) + _local(found.windows, speakers, seen)
+    scores = _along(found, speakers, len(count), sharpness) + _local(found.windows, speakers, seen)
     order = np.argsort(-scores, axis=1, kind="stable")
     ranks = np.argsort(order, axis=1, kind="stable")
     chosen = ranks < count[:, None]
@@ -62,7 +61,9 @@ def _active(windows: Sequence[Window]) -> tuple[NDArray[np.int64], NDArray[np.fl
     return np.rint(active / seen).astype(np.int64), seen
 
 
-def _along(found: Observations, speakers: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
+def _along(
+    found: Observations, speakers: NDArray[np.float32], frames: int, sharpness: float
+) -> NDArray[np.float32]:
     """Return the probability of each speaker by the voices along the recording, ``[frames, speakers]``."""
     scores = np.zeros((frames, len(speakers)), np.float32)
     weights = np.full((frames, 1), 1e-9, np.float32)
@@ -75,7 +76,7 @@ def _along(found: Observations, speakers: NDArray[np.float32], frames: int) -> N
         shape = shape[: place.stop - place.start]
         scores[place] += shape * (voice.vector @ speakers.T)
         weights[place] += shape
-    likeness = np.exp(_SHARPNESS * (scores / weights))
+    likeness = np.exp(sharpness * (scores / weights))
     share: NDArray[np.float32] = likeness / likeness.sum(axis=1, keepdims=True)
     return share
 

@@ -4,7 +4,7 @@ Segmentation finds when somebody speaks, when two do, and, within a window, who 
 voices for one, so voices are also computed of short parts of speech, whoever speaks in them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from galley.speech.audio_buffer import AudioBuffer
+from galley.speech.diarize.encoders import PART
 from galley.speech.diarize.nets import (
     FRAME_CENTER,
     FRAME_STEP,
     FRAMES,
     LOCAL_SPEAKERS,
-    PART_FRAMES,
-    VOICE,
     WINDOW,
     Nets,
 )
@@ -32,10 +31,7 @@ ACTIVE: Final = 0.5
 """Least probability of an active speaker."""
 _CENTER: Final = (FRAMES - STEP_FRAMES) // 2
 """First frame of the middle of a window, in which its speech is used for parts."""
-_LEVEL: Final = 10 ** (-30 / 20)
-"""Level of speech in the encoder's training: 30 dB below full scale. Quieter voices are raised to it."""
-PART: Final = PART_FRAMES * HOP
-_PART_STEP: Final = PART // 4
+_PART_STEP: Final = PART // 2
 _LEAST_PART: Final = PART // 4
 """Samples of the shortest stretch of speech that has a voice."""
 _PAUSE: Final = SAMPLE_RATE // 4
@@ -48,7 +44,7 @@ class Voice(NamedTuple):
     """The voice of a stretch of speech, which may be of more than one speaker.
 
     Attributes:
-        vector: unit vector, float32 ``[VOICE]``.
+        vector: unit vector, float32 ``[width]``.
         start, end: the stretch, in samples of the recording.
     """
 
@@ -62,7 +58,7 @@ class Window(NamedTuple):
 
     Attributes:
         activity: probability of each being active, float16 ``[FRAMES, 3]``.
-        voices: their voices, float32 ``[3, VOICE]``; zeros where the window has only one, and for one who
+        voices: their voices, float32 ``[3, width]``; zeros where the window has only one, and for one who
             never speaks alone.
     """
 
@@ -139,12 +135,12 @@ class _Observer:
             first = 0 if start == 0 else _CENTER
             end = FRAMES if last and start == starts[-1] else _CENTER + STEP_FRAMES
             self._speech(start, samples, first, alone[first:end])
-            voices = np.zeros((LOCAL_SPEAKERS, VOICE), np.float32)
+            voices = np.zeros((LOCAL_SPEAKERS, self._nets.encoder.width), np.float32)
             for speaker, clip in _local(samples, active & alone[:, None]):
                 owners.append((len(self._found.windows), speaker))
                 clips.append(clip)
             self._found.windows.append(Window(activity.astype(np.float16), voices))
-        for (window, speaker), vector in zip(owners, voices_of(clips, self._nets), strict=True):
+        for (window, speaker), vector in zip(owners, self._nets.voices(clips), strict=True):
             self._found.windows[window].voices[speaker] = vector
         if last:
             self._end_stretch()
@@ -184,33 +180,16 @@ class _Observer:
 
     def _flush(self) -> None:
         """Compute the voices of the parts."""
-        vectors = voices_of([clip for clip, _, _ in self._parts], self._nets)
+        vectors = self._nets.voices([clip for clip, _, _ in self._parts])
         for vector, (_, start, end) in zip(vectors, self._parts, strict=True):
             self._found.voices.append(Voice(vector, start, end))
         self._parts = []
 
 
-def voices_of(clips: Sequence[Samples], nets: Nets) -> NDArray[np.float32]:
-    """Return the voices in clips as unit vectors, float32 ``[clips, VOICE]``.
-
-    Args:
-        clips: speech of one speaker each, mono float32 ``[samples]`` at 16 kHz; the first 1.6 s are used.
-        nets: the networks.
-    """
-    if not clips:
-        return np.zeros((0, VOICE), np.float32)
-    parts = []
-    for clip in clips:
-        level = float(np.sqrt(np.square(clip).mean() + 1e-12))
-        mels = nets.mel_power(clip[:PART] * np.float32(max(1.0, _LEVEL / level)))
-        parts.append(np.resize(mels, (PART_FRAMES, mels.shape[1])))
-    return nets.embed(np.stack(parts))
-
-
 def voice_of(samples: Samples, nets: Nets) -> NDArray[np.float32]:
-    """Return the mean voice of all of the samples, float32 ``[VOICE]``; see :func:`voices_of`."""
+    """Return the mean voice of all of the samples, a unit vector, float32 ``[width]``."""
     starts = range(0, max(1, len(samples) - PART // 2), PART)
-    voice = voices_of([samples[start : start + PART] for start in starts], nets).mean(axis=0)
+    voice = nets.voices([samples[start : start + PART] for start in starts]).mean(axis=0)
     unit: NDArray[np.float32] = voice / np.linalg.norm(voice).clip(1e-9)
     return unit
 

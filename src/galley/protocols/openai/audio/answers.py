@@ -13,6 +13,7 @@ from galley.protocols.common.errors import ApiError
 from galley.protocols.openai.audio.schemas import TranslationRequest
 from galley.protocols.openai.audio.sources import Channel, Run, Stored, TranscriptSource
 from galley.protocols.openai.usage import AudioUsage, audio_usage
+from galley.settings.config import Settings
 
 if TYPE_CHECKING:
     from galley.speech.decoder import DecodedRecording
@@ -99,7 +100,7 @@ class Transcript:
             job = None
             if speakers is not None:
                 job = DiarizationJob(
-                    _diarizer(settings.speaker_models),
+                    _diarizer(settings),
                     speakers,
                     partial(opened, form.channel),
                     partial(decoder.open, name="known_speaker_references"),
@@ -190,12 +191,16 @@ class Transcript:
             self._call.audio_ended(self._source.seconds, reason, **self._source.facts())
 
 
-def _diarizer(folder: str) -> "Diarizer":
-    """Return the diarizer with the networks in ``folder``; raise ApiError 501 if it has none."""
+def _diarizer(settings: Settings) -> "Diarizer":
+    """Return the diarizer with the server's networks; raise ApiError 501 if they cannot be loaded."""
     from galley.speech.diarize.diarizer import load
+    from galley.speech.diarize.options import NetFiles
 
+    folder, encoder = (
+        Path(name) if name else None for name in (settings.speaker_models, settings.speaker_encoder)
+    )
     try:
-        return load(Path(folder) if folder else None)
+        return load(NetFiles(folder, encoder, settings.speaker_distance or None))
     except ModelError as error:
         raise ApiError(
             501, str(error), type="internal_error", code="diarization_not_installed"
