@@ -3,8 +3,8 @@
     python -m benchmarks.cold_start [--shape qwen2-0.5b | --model FOLDER] [--weight-dtype int8] [--starts 7]
 
 The first start packs the weights and does not count. Each of the others is timed from the start of the
-command to readiness, and to the first token of a short chat; the files are in the page cache. CPU seconds
-(user and system) of all processes are those up to readiness, and tell more on a busy machine.
+command to readiness, and to the first token of a short completion; the files are in the page cache. CPU
+seconds (user and system) of all processes are those up to readiness, and tell more on a busy machine.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Start(NamedTuple):
 
 
 def first_token(url: str) -> None:
-    """Send a chat and read the answer, which is one token."""
+    """Send a completion and read the answer, which is one token."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
     body = {"model": model, "prompt": "once upon a time", "max_tokens": 1}

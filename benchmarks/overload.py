@@ -327,11 +327,18 @@ def report(results: dict[str, Any]) -> None:
     console.print(f"{results['machine']}; sustainable: {results['sustainable']:.2f} requests/s")
     table = Table(*(name.replace("_", " ") for name in results["points"][0]))
     for point in results["points"]:
-        table.add_row(*("-" if value is None else f"{value:.4g}" for value in point.values()))
+        table.add_row(*(_shown(value) for value in point.values()))
     console.print(table)
     best = max(point["goodput"] for point in results["points"])
     for twice in (point["goodput"] for point in results["points"] if point["factor"] == 2):
         console.print(f"goodput at twice the sustainable rate: {twice / best:.0%} of the maximum")
+
+
+def _shown(value: float | str | None) -> str:
+    """Return a value of the table."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

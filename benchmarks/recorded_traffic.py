@@ -90,7 +90,7 @@ def traffic(rate: float, seconds: float, seed: int = 0) -> list[Asked]:
                 {"role": "user", "content": text(random, int(random.integers(6, 24)))},
             ]
             planned.append((due, session, turn, pause, messages))
-            # What the model answers is not known yet, so another answer goes on.
+            # The model's answer is not known yet, so the next turn has another one.
             messages = [*messages, {"role": "assistant", "content": text(random, 12)}]
             pause = float(random.lognormal(np.log(PAUSE), 0.6))
             due += pause

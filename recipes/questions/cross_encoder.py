@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from galley.cache.tuning import Pair, read_pairs
+from galley.errors import SettingsError
 
 BATCH = 32
 RATE = 5e-5
@@ -60,7 +61,16 @@ def divided(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair],
 
 
 def batches(pairs: Sequence[Pair], rng: random.Random) -> Iterator[list[Pair]]:
-    """Yield batches of pairs, in either order of their texts, without end."""
+    """Yield batches of pairs, in either order of their texts, endlessly.
+
+    Raises:
+        SettingsError: there are fewer pairs than a batch has.
+    """
+    if len(pairs) < BATCH:
+        raise SettingsError(
+            f"{len(pairs)} pairs to train with are less than a batch of {BATCH}: give more pairs, or a "
+            "larger --share"
+        )
     while True:
         for begin in range(0, len(pairs) - BATCH + 1, BATCH):
             yield [

@@ -160,7 +160,7 @@ class Communicator:
     ) -> None: ...
     @staticmethod
     def bytes(ranks: int, slot_bytes: int) -> int:
-        """Bytes of shared memory for so many ranks."""
+        """Return the bytes of shared memory for this many ranks."""
 
     @property
     def rank(self) -> int: ...

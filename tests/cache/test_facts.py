@@ -123,6 +123,11 @@ def test_the_order_of_two_texts_does_not_matter(first: str, second: str) -> None
         # Items of lists and headings begin with a capital letter, whatever they are.
         ("You need:\n- Flour\n- Sugar", "You need:\n- Sugar\n- Two eggs", True),
         ("1. Open it.\n2. Turn it.", "# Steps\n1. Turn it.", True),
+        ("1. Open it.\n2. Turn it.\n\n1. Wait.\n2. Close it.", "Wait.", True),
+        ("24. Dezember", "25. Dezember", False),
+        # In German, capital letters do not tell names from other nouns.
+        ("Die Zahlung mit Kreditkarte ist möglich.", "Zahlungsarten: Ihre Karte.", True),
+        ("Die Lieferung ist in 3 Tagen bei Ihnen.", "Ihr Paket ist in 4 Tagen da.", False),
     ],
 )
 def test_an_answer_may_say_more_than_the_other_but_nothing_else(

@@ -28,7 +28,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "quality_gate_against": st.sampled_from(["", "org/name"]),
     "threads": st.none() | st.integers(1, 256),
     "tensor_parallel": st.integers(2, 64),
-    "tensor_parallel_rank": st.lists(st.just("10.0.0.8:8600"), max_size=2).map(tuple),
+    "tensor_parallel_rank": st.sampled_from(
+        [(), ("10.0.0.8:8600",), ("10.0.0.8:8600", "rank:8600")]
+    ),
     "tensor_parallel_cpus": st.lists(st.sampled_from(["0-3", "4+6"]), max_size=2).map(tuple),
     "disable_pass": st.lists(TEXT, max_size=3).map(tuple),
     "sampling_defaults": st.lists(

@@ -140,7 +140,12 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
         (
             "dynamic_batching { priority_levels: 2 }",
             CheckpointError,
-            "default_priority_level: is 0, but priority_levels is 2",
+            "default_priority_level: is 0, but priority_levels is 2: give a level from 1 to 2",
+        ),
+        (
+            "dynamic_batching { default_priority_level: 1 }",
+            CheckpointError,
+            "default_priority_level: is 1, but priority_levels is 0: give priority_levels",
         ),
         (
             "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
@@ -150,7 +155,17 @@ def test_without_a_batch_shapes_are_whole(repository: Path) -> None:
         (
             "max_batch_size: 4 model_warmup { batch_size: 5 }",
             CheckpointError,
-            "model_warmup.batch_size: is 5, but max_batch_size is 4",
+            "model_warmup.batch_size: is 5, but max_batch_size is 4: give 1 to 4",
+        ),
+        (
+            "model_warmup { batch_size: 2 }",
+            CheckpointError,
+            "model_warmup.batch_size: is 2, but max_batch_size is 0: give 0 to 1",
+        ),
+        (
+            'model_warmup { inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 2, -1 ] } } }',
+            CheckpointError,
+            "model_warmup.inputs.dims: are [2, -1] for 'x'",
         ),
         (
             'model_warmup { inputs { key: "x" value { input_data_file: "x.bin" } } }',

@@ -159,6 +159,15 @@ def test_replicas_have_cores_of_their_own() -> None:
         candidates(parse_space(space, ["replicas=0"]), EngineSettings(), 4)
 
 
+def test_ranks_on_other_machines_serve_one_replica() -> None:
+    base = EngineSettings(tensor_parallel=2, tensor_parallel_rank=("10.0.0.7:8500",))
+    space = parse_space(default_space(4, quantized=False), ["threads=1"])
+    assert {one.replicas for one in candidates(space, EngineSettings(), 4)} == {1, 2}
+    assert {one.replicas for one in candidates(space, base, 4)} == {1}
+    with pytest.raises(SettingsError, match="cannot share the ranks"):
+        candidates(parse_space(space, ["replicas=2"]), base, 4)
+
+
 def test_a_quantized_checkpoint_keeps_its_weights() -> None:
     assert default_space(4, quantized=True)["weight_dtype"] == ["auto"]
 

@@ -1,4 +1,4 @@
-"""Figures of long runs, kept in a file so that an interrupted run goes on where it was."""
+"""Figures of long runs, kept in a file so that an interrupted run continues where it was."""
 
 from collections.abc import Mapping
 from pathlib import Path

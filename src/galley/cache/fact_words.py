@@ -112,6 +112,11 @@ NEGATIONS: Final = words(
 NEGATING_LETTERS: Final = "不没沒無无非未別别勿"
 """Characters that negate in Chinese and Japanese, which have no spaces between words."""
 
+OF_GERMAN: Final = words(
+    "und oder ist sind nicht der eine einen das für auf sie wir ihre ihren zum zur wird werden kein keine"
+)
+"""Words by which German is recognized, in which each noun has a capital letter."""
+
 _OPPOSITES: Final = """
 add/subtract plus/times minus/times plus/divided minus/divided times/divided sum/product
 sum/difference squared/cubed since/until

@@ -23,6 +23,7 @@ from galley.cache.fact_words import (
     NEGATING_LETTERS,
     NEGATIONS,
     NUMBERS,
+    OF_GERMAN,
     OPPOSITES,
     PREFIXES,
     QUESTION_KINDS,
@@ -47,7 +48,7 @@ _SIGN: Final = re.compile(
     r"[+*^=<>\u2264\u2265\u2260\u2248\u00d7\u00f7\u00b1\u221a]"
     r"|(?:(?<![\w)])|(?<=[\d)]))[-\u2212\u2013]\s*(?=[\d(])"  # a minus, no hyphen and no dash between words
 )
-_LIST_MARKER: Final = re.compile(r"^[ \t]*(?:[-*•#>]+|\d{1,2}[.)])[ \t]+", re.MULTILINE)
+_LIST_MARKER: Final = re.compile(r"^[ \t]*(?:[-*•#>]+|(\d{1,2})[.)])[ \t]+", re.MULTILINE)
 """What precedes an item of a list, or a heading: the word after it begins a sentence."""
 _SAME_SIGNS: Final = str.maketrans("\u00d7\u2212\u2013", "*--")
 _GROUPED: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -228,13 +229,34 @@ def difference(first: Facts, second: Facts) -> str | None:
 def same_facts(first: str, second: str) -> bool:
     """Return whether one of two answers has the numbers of the other, and one has the names of the other.
 
-    An answer may say more than the other, but not something else.
+    An answer may say more than the other, but not something else. Names are not compared in German, where
+    they cannot be told from other nouns: two answers would rarely agree.
     """
-    a, b = (Facts(_LIST_MARKER.sub("\n", text)) for text in (first, second))
+    a, b = (Facts(_without_markers(text)) for text in (first, second))
     numbers, others = set(a.numbers), set(b.numbers)
     if not (numbers <= others or others <= numbers):
         return False
+    if not OF_GERMAN.isdisjoint(a.word_set | b.word_set):
+        return True
     return a.names <= b.word_set or b.names <= a.word_set
+
+
+def _without_markers(text: str) -> str:
+    """Return an answer without the markers of its lists and headings.
+
+    Numbers are markers where they count from 1: "24. Dezember" at the start of a line is a date.
+    """
+    last = 0
+
+    def cut(match: re.Match[str]) -> str:
+        nonlocal last
+        if match[1] is not None:
+            if int(match[1]) not in (1, last + 1):
+                return match[0]
+            last = int(match[1])
+        return "\n"
+
+    return _LIST_MARKER.sub(cut, text)
 
 
 def _same_names(first: Facts, second: Facts) -> bool:

@@ -23,7 +23,7 @@ _TOUCHES: Final = 1 << 16
 _RETRY_SECONDS: Final = 60.0
 """Seconds without writes after one has failed, such as on a full disk."""
 
-_NICENESS: Final = 10
+_NICENESS: Final = 15
 
 
 class _Job(NamedTuple):

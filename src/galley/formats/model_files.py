@@ -18,7 +18,9 @@ _LOCATION: Final = re.compile(rb"\x0a\x08location\x12([\x00-\x7f]|[\x80-\xff][\x
 type and length of its value."""
 
 
-_SAMPLES: Final = 32
+_SAMPLES: Final = 2048
+"""Pieces of a file, close enough that a matrix which differs is met by one."""
+
 _SAMPLE_BYTES: Final = 4096
 
 

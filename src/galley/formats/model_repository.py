@@ -290,8 +290,9 @@ def _queue(batching: Any, file: Path) -> dict[str, Any]:
     levels, level = batching.priority_levels, batching.default_priority_level
     if levels or level:
         if not 1 <= level <= levels:
+            remedy = f"give a level from 1 to {levels}" if levels else "give priority_levels, too"
             raise CheckpointError(
-                f"is {level}, but priority_levels is {levels}: give one of these levels",
+                f"is {level}, but priority_levels is {levels}: {remedy}",
                 file=str(file),
                 field="dynamic_batching.default_priority_level",
             )
@@ -310,23 +311,32 @@ def _queue(batching: Any, file: Path) -> dict[str, Any]:
 
 def _warmups(config: Any, batched: bool, file: Path) -> list[Mapping[str, Any]]:
     """Return the option ``warmup``."""
+    least, most = (1, config.max_batch_size) if batched else (0, 1)
     found: list[Mapping[str, Any]] = []
     for one in config.model_warmup:
-        rows = [one.batch_size] if batched else []
-        if batched and not 1 <= one.batch_size <= config.max_batch_size:
+        if not least <= one.batch_size <= most:
             raise CheckpointError(
-                f"is {one.batch_size}, but max_batch_size is {config.max_batch_size}",
+                f"is {one.batch_size}, but max_batch_size is {config.max_batch_size}: give {least} to "
+                f"{most}",
                 file=str(file),
                 field="model_warmup.batch_size",
             )
-        inputs: list[Mapping[str, Any]] = []
-        for name, given in sorted(one.inputs.items()):
-            # Random texts and whole numbers are not defined by Triton either.
-            spec = {"name": name, "dims": given.dims, "data_type": given.data_type}
-            [described] = _specs([SimpleNamespace(**spec)], False, file)
-            inputs.append({**described, "shape": [*rows, *given.dims], "random": given.random_data})
+        rows = [one.batch_size] if batched else []
+        inputs = [_warmup_input(name, one.inputs[name], rows, file) for name in sorted(one.inputs)]
         found.append({"inputs": inputs, "count": one.count or 1})
     return found
+
+
+def _warmup_input(name: str, given: Any, rows: list[int], file: Path) -> Mapping[str, Any]:
+    if any(length < 0 for length in given.dims):
+        raise CheckpointError(
+            f"are {[*given.dims]} for {name!r}: give the lengths to compute",
+            file=str(file),
+            field="model_warmup.inputs.dims",
+        )
+    spec = SimpleNamespace(name=name, dims=given.dims, data_type=given.data_type)
+    [described] = _specs([spec], False, file)
+    return {**described, "shape": [*rows, *given.dims], "random": given.random_data}
 
 
 def _specs(declared: Sequence[Any], batched: bool, file: Path) -> list[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ FACTORS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5)
 
 
 class Countable(Protocol):
-    """What counts: a :class:`Sum`, or a counter of ``prometheus_client``."""
+    """A counter: a :class:`Sum`, or one of ``prometheus_client``."""
 
     def inc(self, amount: float = 1) -> None:
         """Add an amount, which is not negative."""

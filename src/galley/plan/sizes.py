@@ -204,5 +204,8 @@ def _planned_kinds(program: Program, precision: str) -> Kinds:
     kinds = plan_kinds(program, known.layout or precision)
     if not known.layout:
         return kinds
-    laid_out = WeightKind(known.layout, scale_type=known.scales)
-    return {name: laid_out if kind.is_integer else kind for name, kind in kinds.items()}
+
+    def laid_out(kind: WeightKind) -> WeightKind:
+        return WeightKind(known.layout, kind.group if known.grouped else 0, known.scales)
+
+    return {name: laid_out(kind) if kind.is_integer else kind for name, kind in kinds.items()}

@@ -163,12 +163,19 @@ class PlacedTensors:
 
 
 def new_shared_tensors() -> int | None:
-    """Return a descriptor of memory to share; None where the system has no such memory."""
+    """Return a descriptor of memory to share.
+
+    None where the system has no such memory, or the size of files is limited (``ulimit -f``).
+    """
     try:
         file = os.memfd_create("galley-tensors")
     except (AttributeError, OSError):
         return None
-    os.ftruncate(file, _SIZE)
+    try:
+        os.ftruncate(file, _SIZE)
+    except OSError:
+        os.close(file)
+        return None
     return file
 
 

@@ -91,7 +91,7 @@ _WAKE: Final = Wake()
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
 
-NICENESS: Final = 5
+NICENESS: Final = 10
 """The engine's niceness, so that the server's short work for a request has precedence on a core."""
 
 

@@ -102,7 +102,9 @@ def read_trace(place: Path, unit: Unit = "auto") -> list[Turn]:
     files = sorted(place.glob("trace-*.jsonl")) if place.is_dir() else [place]
     lines = [line for file in files for line in _lines(file)]
     if not lines:
-        raise SettingsError(f"{place}: it has no line of a trace")
+        raise SettingsError(
+            f"{place} has no line of a trace: give the folder of galley serve --record, or a JSONL file"
+        )
     if unit == "auto":
         known = any(line.hash_ids is not None or line.session_id for line in lines)
         unit = "ms" if known else "s"

@@ -1,9 +1,10 @@
-"""What measured candidates say about the others.
+"""Estimates of candidates from the plan's predictions and from the candidates measured so far.
 
-The plan's predictions are right in proportion at best: it knows neither the caches' share nor what the
-server itself takes. So the logarithm of measured to predicted is taken as a sum of one term for each value
-of a setting (Bayesian linear regression, Bishop 2006, 3.3). A value that has been measured with other
-settings is known; one that has not is uncertain, and may be better than predicted.
+The plan's predictions are right up to a factor at best: the plan knows neither the hit rate of the caches
+nor the cost of the server itself. So the logarithm of measured to predicted is modeled as a sum of one term
+for each value of a setting (Bayesian linear regression, Bishop 2006, 3.3). The term of a value that has
+been measured, with whatever other settings, is known; the others are uncertain, and may turn out better
+than predicted.
 """
 
 import math
@@ -54,7 +55,7 @@ class Belief:
         self._trials = [one for one in trials if not one.problem and one.output_tokens]
 
     def best_cases(self) -> list[Rank]:
-        """Return the rank that each candidate may reach; five of six are worse.
+        """Return an optimistic rank of each candidate: with a probability of five in six, it is worse.
 
         A candidate that does not fit in memory reaches none. One that the plan knows nothing of is expected
         to cost as much as the worst.
@@ -76,7 +77,7 @@ class Belief:
         return list(zip(factors.tolist(), (costs * cheaper).tolist(), strict=True))
 
     def _most_load(self) -> float:
-        """Return the predicted load with which a candidate may keep up, as those did that met the goal."""
+        """Return the most predicted load with which a candidate may keep up, judged by those that did."""
         met = [one.candidate for one in self._trials if one.factor(self._goal) <= 1]
         known = [self._forecasts[self._places[one]] for one in met]
         return math.exp(_VALUE) * max([1.0, *(one.load for one in known if one is not None)])

@@ -152,7 +152,7 @@ class Search:
         for keep, part in later:
             going = self._going_on(trials, keep)
             if len(going) == 1 and part < self.turns:
-                continue  # nothing to choose from: it goes on to the whole trace
+                continue  # nothing to choose from: it continues with the whole trace
             before, trials = trials, self._measured(going, part)
         best = trials[0]
         for trial in before[:ETA]:

@@ -126,6 +126,10 @@ def _check_cores(candidate: Candidate, base: EngineSettings, cores: int) -> None
     replicas, threads = candidate.replicas, candidate.threads * base.tensor_parallel
     if replicas < 1:
         raise SettingsError("--try replicas: galley tune starts the replicas; give at least 1")
+    if replicas > 1 and base.tensor_parallel_rank:
+        raise SettingsError(
+            f"{replicas} replicas cannot share the ranks of tensor_parallel_rank: give --try replicas=1"
+        )
     if replicas > 1 and replicas * threads > cores:
         raise SettingsError(
             f"{replicas} replicas of {threads} threads each are more than the {cores} cores of this "
