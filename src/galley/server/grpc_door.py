@@ -87,6 +87,7 @@ class GrpcDoor:
                 f"grpc_port needs grpcio and protobuf, which cannot be imported ({error}): "
                 f"{pip_install('grpc')}"
             ) from error
+        self._renewed: Any = None
         self._messages = MessageReader(settings, self._grpc.aio.EOF)
         self._server = self._grpc.aio.server(
             options=[
@@ -129,9 +130,22 @@ class GrpcDoor:
         """Refuse new calls, let running ones finish for this many seconds, and end the rest. Idempotent."""
         await self._server.stop(seconds)
 
+    def renew(self) -> None:
+        """Use the certificate that is in its files now for connections that are accepted later."""
+        self._renewed = self._certificate()
+
     def _credentials(self) -> Any:
+        return self._grpc.dynamic_ssl_server_credentials(self._certificate(), self._take_renewed)
+
+    def _certificate(self) -> Any:
         key, chain = Path(self._settings.tls_key), Path(self._settings.tls_cert)
-        return self._grpc.ssl_server_credentials([(key.read_bytes(), chain.read_bytes())])
+        pair = (key.read_bytes(), chain.read_bytes())
+        return self._grpc.ssl_server_certificate_configuration([pair])
+
+    def _take_renewed(self) -> Any:
+        """Return a renewed certificate once, then None; grpcio asks at each handshake, in its threads."""
+        renewed, self._renewed = self._renewed, None
+        return renewed
 
     def _handlers(self) -> Mapping[str, Any]:
         # Messages are parsed by the calls: an error in one is the client's, and not an exception to log.

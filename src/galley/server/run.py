@@ -251,8 +251,11 @@ class _Run:
         except SettingsError as error:
             log.error("the certificate is unchanged: %s", error)
             return
-        if renewed is not None:
-            self._door.renew(renewed)
+        if renewed is None:
+            return
+        self._door.renew(renewed)
+        if self._grpc is not None:
+            self._grpc.renew()
 
     async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
         """Apply the settings that can change while the server runs, and name the rest.

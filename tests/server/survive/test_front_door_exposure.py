@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def server(
         threads=1,
         tls_cert=cert,
         tls_key=key,
+        grpc_port=0,
         cors_origin=PAGE,
         api_key="secret",
         header_timeout=1,
@@ -193,21 +195,30 @@ def test_a_renewed_certificate_is_used_after_sighup(
 ) -> None:
     """The last test of this module: its other clients trust the first certificate."""
     cert, key = pair
-    first = shown(server)
-    assert first == ssl.PEM_cert_to_DER_cert(cert.read_text())
+    ports = server.port, int(server.wait_for_log(r"gRPC listens on \S+:(\d+)")[1])
+    first = [ssl.PEM_cert_to_DER_cert(cert.read_text())] * 2
+    assert [shown(port) for port in ports] == first
     new_cert, new_key = certificate(tmp_path, "renewed")
     with server.client() as client:
         assert client.get("/health").status_code == 200
         shutil.copy(new_cert, cert)
         server.process.send_signal(signal.SIGHUP)
         server.wait_for_log("the certificate is unchanged: .* do not match")
-        assert shown(server) == first
+        assert [shown(port) for port in ports] == first
         shutil.copy(new_key, key)
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: shown(server) == ssl.PEM_cert_to_DER_cert(new_cert.read_text()))
+        second = [ssl.PEM_cert_to_DER_cert(new_cert.read_text())] * 2
+        until(lambda: [shown(port) for port in ports] == second)
         assert client.get("/health").status_code == 200  # over its connection from before
 
 
-def shown(server: TlsServer) -> bytes:
-    """Return the certificate that a new connection gets."""
-    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", server.port)))
+def shown(port: int) -> bytes:
+    """Return the certificate that a new connection gets, from HTTP or gRPC."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10)
+    with plain, context.wrap_socket(plain) as encrypted:
+        der = encrypted.getpeercert(binary_form=True)
+    assert der is not None
+    return der
