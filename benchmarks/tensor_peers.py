@@ -1,4 +1,4 @@
-"""Measure models of tensors in Galley and in other Python servers, in turns, with the same clients.
+"""Measure tensor models in Galley and in other Python servers, in turns, with the same clients.
 
     python -m benchmarks.tensor_peers [--home build/tensor-peers] [--seconds 3] [--clients 1,16,64]
         [--servers galley,mlserver,litserve,bento,ray_serve] [--json FILE] [--results FILE]

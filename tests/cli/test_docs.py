@@ -54,6 +54,14 @@ def test_the_pages_of_results_are_made_of_the_results() -> None:
     assert benchmarks_page.SUMMARY.read_text(encoding="utf-8").count("\n") <= 120
 
 
+def test_the_notes_are_listed_newest_first() -> None:
+    notes = ROOT / "benchmarks/notes"
+    listed = re.findall(r"\((2[\w.-]+\.md)\)", (notes / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(note.name for note in notes.glob("2*.md"))
+    dates = [name[: len("2026-01-01")] for name in listed]
+    assert dates == sorted(dates, reverse=True)
+
+
 def test_every_metric_is_described() -> None:
     page = Metrics().render().decode()
     names = set(re.findall(r"^# TYPE (galley_\S+)", page, flags=re.MULTILINE))

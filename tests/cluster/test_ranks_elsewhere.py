@@ -1,11 +1,14 @@
 """Ranks of a model on other machines: processes of ``galley rank``, reached over TCP."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,13 +21,23 @@ import pytest
 from galley import SamplingParams
 from galley.engine.loaders import load_engine
 from galley.engine.parallel import remote
+from galley.engine.parallel.cpus import cpus_of_ranks
+from galley.engine.parallel.elsewhere import Reception
+from galley.engine.parallel.frames import Begin, encode
+from galley.engine.parallel.mesh import Join, join, new_session
 from galley.errors import EngineFailed, ModelError, SettingsError
+from galley.formats.model_files import samples_digest
+from galley.links.access import Access
+from galley.links.sockets import SealedSocket
+from galley.ops.communicator import SLOT_BYTES
 from galley.ops.executor import forward
+from galley.service import rank_host
 from galley.service.client import EngineClient
 from galley.service.requests import expand
 from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
+from galley.settings.values import address_text, parsed_address
 from galley.types import EngineRequest
 from galley.types.model_info import ModelInfo
 from tests.cluster.authority import Authority
@@ -33,6 +46,8 @@ from tests.native.harness import ragged
 from tests.server.serving import until
 
 TOKENS = 300
+SECRET = "a secret of both machines"
+ACCESS = Access(SECRET.encode(), None, None)
 
 
 class Rank:
@@ -73,7 +88,7 @@ class Rank:
 @pytest.fixture
 def token(tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "token"
-    path.write_text("a secret of both machines")
+    path.write_text(SECRET)
     return {"cluster_token_file": str(path)}
 
 
@@ -174,6 +189,7 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
     tmp_path: Path,
     token: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder, other = checkpoint("llama"), tmp_path / "other"
     shutil.copytree(folder, other)
@@ -197,6 +213,7 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
         monkeypatch.setattr(remote, "START_SECONDS", 0.5)
         with pytest.raises(EngineFailed, match=f"the rank at {same.address} cannot be reached"):
             load(same)
+        assert f"waiting for the rank at {same.address}: " in caplog.text
         monkeypatch.undo()
     with (
         ranks(other, tmp_path, token, 1) as [another],
@@ -205,12 +222,132 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
         load(another)
 
 
+def test_a_rank_says_which_of_its_own_settings_does_not_fit(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    folder = checkpoint("mixtral")
+    with ranks(folder, tmp_path, token, 1) as [rank]:
+        chosen = settings(
+            folder,
+            tensor_parallel=2,
+            tensor_parallel_rank=(rank.address,),
+            experts="disk",
+            weight_cache=True,
+            **token,
+        )
+        said = f"rank 1 at {rank.address}: experts is disk, but weight_cache is off"
+        with pytest.raises(SettingsError, match=said):
+            load_engine(chosen, folder)
+
+
+def test_a_rank_is_free_once_its_engine_has_gone(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    """Rank 0 is gone while rank 2 waits for rank 1, which never comes."""
+    folder = checkpoint("llama")
+    session = new_session()
+    begin = Begin(
+        settings=settings(folder, tensor_parallel=3),
+        folder=str(folder),
+        rank=2,
+        ranks=3,
+        slot_bytes=SLOT_BYTES,
+        cpus=(),
+        expert_cache_bytes=0,
+        ops="",
+        session=session,
+        contents=samples_digest(folder),
+    )
+    with ranks(folder, tmp_path, token, 1) as [rank]:
+        worker = rank.worker
+        engine = joined(rank.address, Join(session, 0, rows=False))
+        engine.send(encode(begin))
+        engine.close()
+        until(lambda: rank.worker != worker, 20)
+
+
+def test_those_without_the_token_keep_no_engine_out(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    with ranks(checkpoint("llama"), tmp_path, token, 1) as [rank]:
+        host, port = parsed_address(rank.address)
+        idle = [socket.create_connection((host, port)) for _ in range(100)]
+        joined(rank.address, Join(new_session(), 0, rows=False)).close()
+        for one in idle:
+            one.close()
+
+
+class Exhausted(socket.socket):
+    """A listening socket for which there is no descriptor at first."""
+
+    tries = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.tries += 1
+        if self.tries == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().accept()
+
+
+def test_a_rank_takes_connections_after_errors_and_groups_that_never_began() -> None:
+    listener = Exhausted()  # stays open: a thread accepts connections until this process ends
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    reception = Reception(listener, ACCESS)
+    held = [joined(address, Join(new_session(), 1, rows=True)) for _ in range(70)]
+    last = Join(new_session(), 0, rows=False)
+    held.append(joined(address, last))
+    assert reception.leader()[0] == last
+    assert listener.tries > len(held)
+    for one in held:
+        one.close()
+
+
+def joined(address: str, what: Join) -> SealedSocket:
+    return join(parsed_address(address), ACCESS, what, time.monotonic() + 6)
+
+
+def test_a_signal_before_the_fork_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+
+        def block(how: int, signals: set[signal.Signals]) -> None:
+            supervisor._stop()  # as a handler does that runs now
+
+        monkeypatch.setattr(signal, "pthread_sigmask", block)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(os, "fork", lambda: pytest.fail("it must not fork"))
+        assert supervisor.run() == 0
+
+
+def test_a_rank_waits_until_a_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "too many processes")
+
+    with socket.socket() as listener:
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(os, "fork", fork)
+        monkeypatch.setattr(time, "sleep", lambda _: supervisor._stop())
+        assert supervisor.run() == 0
+
+
+def test_an_address_that_is_printed_can_be_given() -> None:
+    for host in ("10.0.0.8", "::1", "machine"):
+        assert parsed_address(address_text(host, 8600)) == (host, 8600)
+
+
 def test_settings_of_ranks_elsewhere_fit_together(tmp_path: Path) -> None:
     address = ("10.0.0.8:8600",)
     with pytest.raises(SettingsError, match="tensor_parallel is 1, but tensor_parallel_rank"):
         EngineSettings(tensor_parallel_rank=address)
     with pytest.raises(SettingsError, match=r"tensor_parallel_rank: 'x' is not HOST:PORT"):
         EngineSettings(tensor_parallel=2, tensor_parallel_rank=("x",))
+    with pytest.raises(SettingsError, match=r"tensor_parallel_rank names 10.0.0.8:8600 twice"):
+        EngineSettings(tensor_parallel=3, tensor_parallel_rank=address * 2)
+    with pytest.raises(SettingsError, match="has 2 lists of CPUs, but there are 1 ranks on this"):
+        cpus_of_ranks(("0", "0"), 1)
     with pytest.raises(SettingsError, match="replicas is 2, but the ranks of"):
         Settings(tensor_parallel=2, tensor_parallel_rank=address, replicas=2)
     with pytest.raises(SettingsError, match="need cluster_token_file"):

@@ -12,7 +12,9 @@ import pytest
 from galley.links.access import Access
 from galley.links.duplex import Duplex, SealedStream
 from galley.links.sockets import SealedSocket, accepted, connect
+from galley.links.strangers import Strangers
 from tests.cluster.authority import Authority
+from tests.server.serving import until
 
 SECRET = b"a secret of both machines"
 
@@ -88,3 +90,31 @@ def test_another_thread_ends_a_wait(access: Access) -> None:
         with pytest.raises(OSError):  # noqa: PT011  (which one differs with TLS)
             near.send(b"x" * 10)
         timer.join()
+
+
+def test_a_further_stranger_replaces_the_oldest(access: Access) -> None:
+    strangers, threads = Strangers(1), []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet(raw: socket.socket) -> None:
+            with pytest.raises(OSError):  # noqa: PT011  (which one differs with TLS)
+                accepted(raw, access)
+
+        def stranger() -> socket.socket:
+            made = socket.create_connection(listener.getsockname())
+            raw, _ = listener.accept()
+            strangers.add(raw)
+            threads.append(threading.Thread(target=greet, args=(raw,)))
+            threads[-1].start()
+            if access.as_replica is not None:
+                until(lambda: raw.fileno() < 0)  # TLS has taken it over
+            return made
+
+        with stranger() as oldest, stranger() as other:
+            oldest.settimeout(5)
+            assert oldest.recv(1) == b""
+            strangers.close()
+            other.settimeout(5)
+            assert other.recv(1) == b""
+        for thread in threads:
+            thread.join()

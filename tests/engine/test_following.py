@@ -91,9 +91,9 @@ def engine_of(checkpoint: CheckpointMaker, variant: str = "llama", **changes: An
     return engine
 
 
-def ahead_of(engine: Engine) -> AheadExecutor:
+def ahead_of(engine: Engine, kind: type[AheadExecutor] = AheadExecutor) -> AheadExecutor:
     """Let the engine's steps run on a thread."""
-    executor = AheadExecutor(engine.executor)
+    executor = kind(engine.executor)
     engine._executor = executor
     engine._following = following_of(
         executor, engine._scheduler, engine._speculation, engine._meter
@@ -271,3 +271,59 @@ def test_a_request_that_waits_for_a_seat_gets_the_first_one(
             if output.request_id == "r6-0":
                 first = step
     assert first - ended <= 2
+
+
+class DrawingOnHost(AheadExecutor):
+    """Does not know the tokens of a step before it is collected."""
+
+    def follow(self, step: Submitted, batch: Batch, sampling: SamplingBatch) -> Submitted | None:
+        self.followed += 1
+        return None
+
+
+def test_tenants_are_charged_once_for_a_step_that_could_not_follow(
+    checkpoint: CheckpointMaker,
+) -> None:
+    engines = engine_of(checkpoint), engine_of(checkpoint)
+    executor = ahead_of(engines[1], DrawingOnHost)
+    charged = []
+    for engine in engines:
+        for tenant in ("a", "b"):
+            [request] = expand([5, 6], params(ignore_eos=True), engine.info, request_id=tenant)
+            engine.add(msgspec.structs.replace(request, tenant=tenant))
+        for _ in range(8):
+            engine.step()
+        charged.append([tenant.time for tenant in engine._scheduler._fair._active.values()])
+        engine.close()
+    executor.close()
+    assert executor.followed
+    assert charged[0] == charged[1]
+
+
+def test_a_prompt_that_is_not_in_a_step_continues_in_the_next(
+    pair: tuple[Engine, Engine, AheadExecutor],
+) -> None:
+    """Two tenants' prompts take turns; the step that ends the first one has no room for the second."""
+    _, ahead, _ = pair
+    for tenant, begin in (("a", 5), ("b", 6)):
+        prompt = [begin + (3 * i) % 80 for i in range(96)]
+        made = expand(prompt, params(max_tokens=40, ignore_eos=True), ahead.info, request_id=tenant)
+        ahead.add(msgspec.structs.replace(made[0], tenant=tenant))
+    steps = 1
+    while not any(one.request_id == "b-0" for one in ahead.step()):
+        steps += 1
+    assert steps <= 5
+
+
+def test_steps_follow_while_tenants_that_have_their_shares_wait(
+    pair: tuple[Engine, Engine, AheadExecutor],
+) -> None:
+    _, ahead, executor = pair
+    for i in range(8):
+        chosen = params(max_tokens=20, ignore_eos=True)
+        [request] = expand([5, 6, 7 + i], chosen, ahead.info, request_id=f"r{i}")
+        ahead.add(msgspec.structs.replace(request, tenant="ab"[i % 2]))
+    for _ in range(10):
+        assert not any(output.finish_reason for output in ahead.step())
+    assert ahead.stats.waiting == 2
+    assert executor.followed > 5

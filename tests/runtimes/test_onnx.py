@@ -209,7 +209,7 @@ def test_settings_of_language_models_are_refused(tmp_path: Path) -> None:
         "system_prompt": "Be brief.",
     }
     for name, value in refused.items():
-        with pytest.raises(SettingsError, match=rf"{name} is .* a model of tensors"):
+        with pytest.raises(SettingsError, match=rf"{name} is .* a tensor model"):
             engine_of(path, **{name: value})
     assert engine_of(path, speculation="off").info.tensors is not None
 

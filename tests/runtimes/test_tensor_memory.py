@@ -1,4 +1,4 @@
-"""The memory of models of tensors: measured, and refused where it does not fit."""
+"""The memory of tensor models: measured, and refused where it does not fit."""
 
 from pathlib import Path
 from typing import Any

@@ -88,7 +88,7 @@ def engine(
     seed: int,
     json_file: Path | None,
 ) -> None:
-    """Measure prefill and decode speed at each batch size, and its share of what the machine can do.
+    """Measure prefill and decode speed at each batch size, and compare them with the machine's limits.
 
     Prompts are random, decoding is greedy and ignores end tokens, and the prefix cache is off.
     """

@@ -127,7 +127,9 @@ FLAGS: Final = (
     _refused("vLLM", "--seed", "set the seed in each request; greedy decoding needs none"),
     _refused("vLLM", "--chat-template", "put chat_template.jinja into the checkpoint's folder"),
     _same("vLLM", "--tensor-parallel-size -tp", "--tensor-parallel"),
-    _refused("vLLM", "--pipeline-parallel-size -pp", "an engine runs on one machine; leave it out"),
+    _refused(
+        "vLLM", "--pipeline-parallel-size -pp", "use --tensor-parallel; every rank has all layers"
+    ),
     _refused("vLLM", "--speculative-config", "use --draft-model and --speculation"),
     _refused("vLLM", "--num-speculative-tokens", "the number adapts to the acceptance rate"),
     _refused("vLLM", "--structured-outputs-config", "llguidance is built in; leave it out"),

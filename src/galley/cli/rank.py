@@ -29,10 +29,10 @@ from galley.cli.options import Command, Flags, with_flags
 )
 @click.argument("model", required=False, help="folder, GGUF file, hub id or short name")
 def rank(flags: Flags, model: str | None) -> None:
-    """Compute a part of every layer of a model, with an engine on another machine.
+    """Compute a part of every layer of a model for an engine on another machine.
 
-    The engine names this rank by --tensor-parallel-rank HOST:PORT, and has all other settings. All machines
-    need the same checkpoint and the same cluster_token_file.
+    The engine names this rank with --tensor-parallel-rank HOST:PORT; all other settings are those of the
+    engine. All machines need the same checkpoint and the same cluster_token_file.
     """
     settings = flags.settings(model=model)
     from galley.service.rank_host import run_rank

@@ -11,6 +11,7 @@ from galley.links.access import Access, read_access
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.settings.values import address_text
 
 log = logging.getLogger("galley.cluster")
 
@@ -68,7 +69,8 @@ async def _run(settings: Settings, access: Access) -> int:
         starting.result()
         port = await host.listen(settings.host, [settings.port])
         assert host.client is not None
-        say(f"{host.client.info.name} is ready for servers at {settings.host}:{port}")
+        address = address_text(settings.host, port)
+        say(f"{host.client.info.name} is ready for servers at {address}")
         await stopping
         await host.leave()
     except OSError as error:

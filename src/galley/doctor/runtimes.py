@@ -1,4 +1,4 @@
-"""The libraries that compute models of tensors, and what they can compute on."""
+"""The libraries that compute tensor models, and what they can compute on."""
 
 from galley.doctor.findings import Context, Finding
 from galley.errors import SettingsError

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -27,11 +26,12 @@ from galley.errors import GalleyError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
 from galley.links.sockets import SealedSocket, accepted, hang_up
+from galley.links.strangers import Strangers
 from galley.ops.executor import BlockAccess, Bytes
 from galley.rare_warnings import RareWarnings
 
 MOST_CONNECTIONS: Final = 32
-"""Maximum number of peers that are served at the same time."""
+"""Maximum number of peers that are served, and of those that shake hands, at the same time."""
 
 SEND_SECONDS: Final = 30.0
 """Time limit for a request and its answer; blocks are held no longer than that."""
@@ -65,8 +65,7 @@ class BlockServer:
         self._lock = threading.Lock()
         self._open: dict[socket.socket, Callable[[], None]] = {}
         """Connection -> hangs up on the peer."""
-        self._strangers: dict[socket.socket, None] = {}
-        """Those of them that shake hands, the oldest first."""
+        self._strangers = Strangers(MOST_CONNECTIONS)
         self._listener: socket.socket | None = None
         self._closed = False
         self._sent_blocks = self._sent_bytes = self._failures = 0
@@ -88,6 +87,7 @@ class BlockServer:
         """Accept no more peers, and hang up on those that there are."""
         with self._lock:
             self._closed = True
+            self._strangers.close()
             for hang_up_on_peer in self._open.values():
                 hang_up_on_peer()
         if self._listener is not None:
@@ -112,58 +112,36 @@ class BlockServer:
                     return
                 time.sleep(0.05)  # such as out of descriptors, which passes
                 continue
-            with self._lock:
-                if self._closed:
-                    raw.close()
-                    return
-                full = not self._has_room()
-                if not full:
-                    self._open[raw] = partial(hang_up, raw)
-                    self._strangers[raw] = None
-            if full:
-                raw.close()
-                self._warnings.add(f"more than {MOST_CONNECTIONS} peers fetch blocks at a time")
-                continue
             try:
+                self._strangers.add(raw)
                 threading.Thread(
                     target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
                 ).start()
-            except RuntimeError as error:  # too many threads or processes, which passes
-                self._forget(raw)
+            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
+                self._strangers.remove(raw)
                 raw.close()
                 self._warnings.add(f"blocks were not sent: {error}")
 
-    def _has_room(self) -> bool:
-        """Return whether there is a place for one more connection; the lock is held.
-
-        The oldest that has not proved to have the token makes room: otherwise those without one could
-        keep out those that have it.
-        """
-        if len(self._open) < MOST_CONNECTIONS:
-            return True
-        # With TLS, the connection is no longer this socket's, and ends with its handshake's time.
-        oldest = next((raw for raw in self._strangers if raw.fileno() >= 0), None)
-        if oldest is None:
-            return False
-        del self._strangers[oldest]
-        self._open.pop(oldest)()
-        return True
-
-    def _forget(self, raw: socket.socket) -> None:
+    def _begin(self, raw: socket.socket, link: SealedSocket) -> bool:
+        """Give a peer a place; return whether there was one, or it is too late for it."""
         with self._lock:
-            self._open.pop(raw, None)
-            self._strangers.pop(raw, None)
+            known = self._strangers.remove(raw)
+            if self._closed or not known:
+                return False
+            full = len(self._open) >= MOST_CONNECTIONS
+            if not full:
+                self._open[raw] = link.hang_up
+        if full:
+            self._warnings.add(f"more than {MOST_CONNECTIONS} peers fetch blocks at a time")
+        return not full
 
     def _serve(self, raw: socket.socket) -> None:
         peer = "a peer"
         try:
             peer = str(raw.getpeername()[0])
             with accepted(raw, self._access) as link:
-                with self._lock:
-                    if self._closed or raw not in self._strangers:
-                        return
-                    del self._strangers[raw]
-                    self._open[raw] = link.hang_up  # with TLS, raw is no longer connected
+                if not self._begin(raw, link):
+                    return
                 link.deadline = time.monotonic() + SEND_SECONDS
                 self._answer(link)
         except (OSError, GalleyError, msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -171,7 +149,9 @@ class BlockServer:
                 self._failures += 1
             self._warnings.add(f"{peer}: blocks were not sent: {error or type(error).__name__}")
         finally:
-            self._forget(raw)
+            self._strangers.remove(raw)
+            with self._lock:
+                self._open.pop(raw, None)
             raw.close()
             self._offers.wake()  # the counts are reported with the engine's
 

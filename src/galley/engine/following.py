@@ -47,8 +47,9 @@ def following_of(
 class Following:
     """Submits a step while the one before it runs, if no sequence needs more of that than its token.
 
-    It needs nothing to wait for: no request that may join, no grammar, penalty or log-probability, no
-    draft tokens that may pay, and a free block for each sequence that needs one.
+    Nothing may wait for the tokens: no request that may join, no prompt for which the running step had no
+    room, no grammar, penalty or log-probability, and no draft tokens that may pay. Each sequence that needs
+    a block must get one.
     """
 
     def __init__(
@@ -75,19 +76,23 @@ class Following:
         plan = running.plan
         if not all(map(_draws_only, plan)) or self._speculation.may_propose(plan):
             return None
-        drawn = [(draw, work.sequence) for draw, work in enumerate(plan) if is_live(work.sequence)]
-        drawn = [(draw, one) for draw, one in drawn if one.task.max_draft_tokens(one) > 0]
+        live = [(draw, work.sequence) for draw, work in enumerate(plan) if is_live(work.sequence)]
+        if len(live) < len(self._scheduler.running):
+            return None  # a prompt for which the step had no room
+        drawn = [(draw, one) for draw, one in live if one.task.max_draft_tokens(one) > 0]
         if not drawn or self._scheduler.may_admit:
             return None
         self._meter.overlap()
-        if not self._scheduler.make_room([sequence for _, sequence in drawn]):
+        sequences = [sequence for _, sequence in drawn]
+        if not self._scheduler.make_room(sequences):
             return None
         batch, sampling = _assemble(drawn)
         self._meter.assembled()
         submitted = self._executor.follow(running.submitted, batch, sampling)
         if submitted is None:
             return None
-        works = [Work(sequence, 1, completes=True) for _, sequence in drawn]
+        self._scheduler.charge(sequences)
+        works = [Work(sequence, 1, completes=True) for sequence in sequences]
         return RunningStep(works, submitted, follows=True)
 
 

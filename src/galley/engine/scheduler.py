@@ -164,9 +164,10 @@ class Scheduler:
     @property
     def may_admit(self) -> bool:
         """Whether a waiting sequence may get a seat in the next step, without or with a preemption."""
-        if self._fair.contended and self._waiting:
+        heads = [waiting[0] for waiting in self._waiting.values()]
+        if self._fair.contended and any(map(self._within_share, heads)):
             return True
-        return any(self._lack(waiting[0]) is None for waiting in self._waiting.values())
+        return any(self._lack(sequence) is None for sequence in heads)
 
     def make_room(self, sequences: Iterable[Sequence]) -> bool:
         """Allocate blocks for the token that each sequence draws in a running step.
@@ -184,8 +185,12 @@ class Scheduler:
                 if not self._kv.allocate(sequence.id, end):
                     return False
                 sequence.tables = self._kv.tables(sequence.id)[0]
-            self._fair.charge(sequence, 1)
         return True
+
+    def charge(self, sequences: Iterable[Sequence]) -> None:
+        """Charge the tenants for one row of each sequence, in a step that was not planned here."""
+        for sequence in sequences:
+            self._fair.charge(sequence, 1)
 
     def settle(self, sequence: Sequence) -> None:
         """Register the blocks that computed tokens fill, whose last tokens were unknown before."""

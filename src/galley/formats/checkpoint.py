@@ -53,7 +53,7 @@ class Checkpoint:
         if not folder.is_dir():
             if is_file_of_engine(folder):
                 raise UnsupportedModel(
-                    f"{folder} is a model of tensors; serve it with galley serve, or give a checkpoint"
+                    f"{folder} is a tensor model; serve it with galley serve, or give a checkpoint"
                 )
             raise ModelNotFound(f"model folder {folder} does not exist")
         config = read_json(folder / "config.json")

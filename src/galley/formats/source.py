@@ -122,7 +122,7 @@ def _local(model: str, path: Path) -> Path:
     if is_gguf(path) or is_file_of_engine(path):
         return path
     raise ModelNotFound(
-        f"{model} is a file; give its folder, or a GGUF file or a model of tensors (.onnx, .ubj, ...)"
+        f"{model} is a file; give its folder, or a GGUF file or a tensor model (.onnx, .ubj, ...)"
     )
 
 
@@ -182,7 +182,7 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
     path = _existing(model) if model else None
     if path is not None and path.is_file() and is_file_of_engine(path):
         raise ModelNotFound(
-            f"{model} is a model of tensors; serve it with galley serve, or give a checkpoint"
+            f"{model} is a tensor model; serve it with galley serve, or give a checkpoint"
         )
     if path is not None and path.is_file():
         return path

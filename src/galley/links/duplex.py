@@ -19,7 +19,7 @@ _PART_BYTES: Final = 1 << 18
 """Maximum bytes of a frame of a :class:`SealedStream`."""
 
 _WAIT_SECONDS: Final = 5.0
-"""A thread that waits for a connection looks at it at least so often."""
+"""A waiting thread checks its connection at least this often."""
 
 _BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -28,7 +28,7 @@ class Duplex:
     """A non-blocking connection after the handshake. One thread uses it at a time.
 
     Args:
-        connection: a connection whose handshake is done; it must not be used otherwise any more.
+        connection: a connection whose handshake is done; nothing else may use it afterwards.
         most: bytes that a frame may have.
     """
 
@@ -48,7 +48,7 @@ class Duplex:
 
     def put(self, body: "bytes | memoryview") -> None:
         """Queue a frame; :meth:`flush` sends it. The body may change afterwards."""
-        frame = LENGTH.pack(len(body)) + bytes(body) + self._seals.seal(body)
+        frame = b"".join((LENGTH.pack(len(body)), body, self._seals.seal(body)))
         self._out.append(memoryview(frame))
 
     def flush(self) -> bool:
@@ -142,7 +142,7 @@ class SealedStream:
                     self._wait(select.POLLOUT)
 
     def read(self, count: int) -> bytes:
-        """Return so many bytes, or fewer if the connection has ended."""
+        """Return this many bytes, or fewer if the connection has ended."""
         try:
             while len(self._received) < count:
                 with self._using:
@@ -165,6 +165,13 @@ class SealedStream:
     def close(self) -> None:
         """Do nothing more: the thread that reads closes the socket once it has seen the end."""
 
+    def wait_for_end(self) -> None:
+        """Wait until the other side has ended the connection, or is lost."""
+        poll = select.poll()
+        # Without POLLRDHUP (other systems than Linux), an end that is not an error is not seen.
+        poll.register(self._duplex.fileno(), getattr(select, "POLLRDHUP", 0))
+        poll.poll()
+
     def _flushed(self) -> bool:
         with self._using:
             return self._duplex.flush()
@@ -178,7 +185,7 @@ class SealedStream:
 
 
 def _keep_alive(connection: socket.socket, seconds: int) -> None:
-    """Have the system end a connection whose other side has not answered for about so many seconds."""
+    """Have the system end a connection whose other side has not answered for about this many seconds."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         "TCP_KEEPIDLE": max(1, seconds // 4),

@@ -173,7 +173,7 @@ class Executor(Protocol):
 
 @runtime_checkable
 class FollowingExecutor(Protocol):
-    """What an executor can do whose steps run on a device: take a step before the last one has ended."""
+    """The further method of an executor on a device: it takes a step before the last one has ended."""
 
     def follow(
         self, step: "Submitted", batch: Batch, sampling: SamplingBatch

@@ -1,6 +1,6 @@
 """Engines of models that other libraries compute: one file for each library.
 
-- Models of tensors: :mod:`galley.runtimes.tensor_engine` queues, batches and answers; a library is a
+- Tensor models: :mod:`galley.runtimes.tensor_engine` queues, batches and answers; a library is a
   :class:`galley.runtimes.tensor_model.TensorModel`.
 - Language models and Whisper: :mod:`galley.runtimes.text_engine` queues; a library is a
   :class:`galley.runtimes.text_runtime.TextRuntime`. llama.cpp is an executor of Galley's engine instead.

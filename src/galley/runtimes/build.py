@@ -69,7 +69,7 @@ class TensorLoader(Generic[Options]):
         options = settings.options_as(self.options)
         refuse_settings(
             settings,
-            f"is a model of tensors, which {self.executor} computes: leave it out for this model; "
+            f"is a tensor model, which {self.executor} computes: leave it out for this model; "
             "engine_options has the settings of such models",
             OF_TEXT,
         )

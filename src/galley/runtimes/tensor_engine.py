@@ -1,4 +1,4 @@
-"""The engine of models of tensors: combines requests to batches along the first axis.
+"""The engine of tensor models: combines requests to batches along the first axis.
 
 Requests that have the same inputs, whose other axes have the same lengths, are of one shape; a batch has
 requests of one shape. With padding, requests of similar lengths are of one shape as well. A step takes

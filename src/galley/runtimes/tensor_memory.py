@@ -1,4 +1,4 @@
-"""The memory of models of tensors: checked before they are loaded, and measured afterwards.
+"""The memory of tensor models: checked before they are loaded, and measured afterwards.
 
 A library does not report what it will take. What is known beforehand is that a model takes at least the
 bytes of its files; the rest is measured.
@@ -65,7 +65,7 @@ class MeasuredMemory:
 def expected_ledger(
     *, family: str, executor: str, device: str, threads: int, rows: int, weights: int
 ) -> Ledger:
-    """Return the ledger of a model of tensors before it is loaded.
+    """Return the ledger of a tensor model before it is loaded.
 
     Args:
         family: the library and format.

@@ -136,6 +136,10 @@ class FrontDoor:
         self._loop.add_reader(listener, self._accept)
         self._timer = self._loop.call_later(self._interval, self._sweep)
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Use another certificate for the connections that are accepted from now on."""
+        self._tls = tls
+
     async def close(self, seconds: float) -> None:
         """Stop accepting, and close the connections, which have this many seconds for their output."""
         self._loop.remove_reader(self._listener)

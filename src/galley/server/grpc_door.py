@@ -22,6 +22,7 @@ from galley.protocols.http.body import in_thread_if_large
 from galley.server.auth import OPEN_PATHS, knows
 from galley.server.grpc_messages import MessageReader
 from galley.settings.config import MOST_TIMEOUT, Settings
+from galley.settings.values import address_text
 
 log = logging.getLogger("galley.server")
 
@@ -112,7 +113,8 @@ class GrpcDoor:
             OSError: the port cannot be bound.
         """
         host, port = self._settings.host, self._settings.grpc_port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        assert port is not None
+        address = address_text(host, port)
         try:
             if self._settings.tls_cert:
                 bound = self._server.add_secure_port(address, self._credentials())

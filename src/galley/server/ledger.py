@@ -35,7 +35,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
 
 
 def _of_tensors(model: str, ledger: Ledger) -> list[str]:
-    """Return the lines of a model of tensors, whose memory was measured."""
+    """Return the lines of a tensor model, whose memory was measured."""
     rows = [
         ("weights", ledger.weights, "measured"),
         ("buffers", ledger.buffers, "measured with a few rows"),

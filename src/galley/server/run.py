@@ -226,7 +226,7 @@ class _Run:
         return None
 
     async def _reload_on_signal(self) -> None:
-        """Reread after each SIGHUP: the key file, the settings, and models whose files have changed.
+        """Reread after each SIGHUP: the key file, the certificate, the settings, and changed models.
 
         Values that cannot be used are ignored, and the old ones stay in effect.
         """
@@ -234,6 +234,7 @@ class _Run:
             await self._reloads.wait()
             self._reloads.clear()
             self._tenants.reload()
+            await self._reread_certificate()
             changed = await self._reread_settings()
             for model in self._models.names:
                 own = changed.get(model, {})
@@ -242,6 +243,16 @@ class _Run:
                         log.info("%s: neither its files nor its settings have changed", model)
                 except Exception as error:
                     log.error("%s continues unchanged: %s", model, error)
+
+    async def _reread_certificate(self) -> None:
+        """Use the certificate and key that are in their files now, for new connections."""
+        try:
+            renewed = await asyncio.to_thread(tls.context, self._settings)
+        except SettingsError as error:
+            log.error("the certificate is unchanged: %s", error)
+            return
+        if renewed is not None:
+            self._door.renew(renewed)
 
     async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
         """Apply the settings that can change while the server runs, and name the rest.

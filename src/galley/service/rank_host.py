@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from galley.errors import GalleyError
 from galley.formats.source import resolve_model
 from galley.links.access import Access, read_access
 from galley.machine import available_cores
@@ -24,11 +23,9 @@ from galley.observe import logs
 from galley.observe.logs import say
 from galley.service.process_limits import end_with_parent
 from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.settings.values import address_text
 
 log = logging.getLogger("galley.rank")
-
-_UNUSABLE: Final = 3
-"""Exit status of a process that another one could not do better than."""
 
 _PAUSE_SECONDS: Final = 1.0
 """Pause after a process that has failed."""
@@ -59,7 +56,8 @@ def run_rank(settings: Settings) -> int:
         )
         return 1
     name = settings.model or folder.name
-    say(f"a rank of {name} is ready for an engine at {settings.host}:{listener.getsockname()[1]}")
+    address = address_text(settings.host, listener.getsockname()[1])
+    say(f"a rank of {name} is ready for an engine at {address}")
     with listener:
         return _Supervisor(settings, access, folder, listener).run()
 
@@ -78,39 +76,47 @@ class _Supervisor:
         self._stopped = False
 
     def run(self) -> int:
-        """Replace the process until a signal ends this one or it cannot work; return the exit code."""
+        """Replace the process until a signal ends this one; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        while not self._stopped:
-            self._start()
-            if not self._child:
-                break
+        while self._start():
             _, status = os.waitpid(self._child, 0)
             self._child = 0
             code = os.waitstatus_to_exitcode(status)
             if self._stopped:
                 break
-            if code == _UNUSABLE:
-                return 1
             if code:
                 log.warning("the process of the rank ended (%d); starting another one", code)
                 time.sleep(_PAUSE_SECONDS)
         return 0
 
-    def _start(self) -> None:
-        """Fork, unless a signal has come; one that comes meanwhile ends the new process, too."""
+    def _start(self) -> bool:
+        """Start a process, as soon as the system allows it; return False if a signal ends this one."""
+        while not self._stopped:
+            try:
+                return self._fork()
+            except OSError as error:
+                log.warning("the process of the rank cannot be started: %s; trying again", error)
+                time.sleep(_PAUSE_SECONDS)
+        return False
+
+    def _fork(self) -> bool:
+        """Fork, unless a signal has ended this process; return whether. One meanwhile ends both."""
         signals = {signal.SIGTERM, signal.SIGINT}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        if self._stopped:
-            return
-        parent = os.getpid()
-        self._child = os.fork()
-        if self._child == 0:
-            for number in signals:
-                signal.signal(number, signal.SIG_IGN)  # this process's parent ends it
+        try:
+            if self._stopped:
+                return False
+            parent = os.getpid()
+            self._child = os.fork()
+            if self._child == 0:
+                for number in signals:
+                    signal.signal(number, signal.SIG_IGN)  # this process's parent ends it
+        finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        if self._child == 0:
             self._serve(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        return True
 
     def _stop(self, *_: object) -> None:
         self._stopped = True
@@ -135,9 +141,6 @@ class _Supervisor:
                 )
                 elsewhere.serve_elsewhere(self._listener, self._access, place)
             code = 0
-        except GalleyError as error:
-            say(f"galley: {error}", sys.stderr)
-            code = _UNUSABLE
         except BaseException:
             traceback.print_exc()
         finally:

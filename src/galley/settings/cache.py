@@ -48,7 +48,7 @@ class CacheSettings(ModelSettings):
         "Cache",
         "maximum bytes of stored answers; the least recently used are evicted",
     )
-    response_cache_entries: Count = setting(1_000_000, "Cache", "number of stored answers")
+    response_cache_entries: Count = setting(1_000_000, "Cache", "maximum number of stored answers")
     response_cache_seconds: Seconds = setting(
         86_400.0, "Cache", "age at which a stored answer is dropped, in seconds"
     )
@@ -74,20 +74,20 @@ class CacheSettings(ModelSettings):
         "cosine at or above which two questions may be the same; galley cache tune finds it for the model",
     )
     semantic_cache_reranker: str = setting(
-        "", "Cache", "a served reranker (cross-encoder) that also compares the questions"
+        "", "Cache", "name of a served reranker (cross-encoder) that also compares the questions"
     )
     semantic_cache_reranker_threshold: float | None = setting(
         None,
         "Cache",
-        "its score at or above which they may be the same; galley cache tune finds it, too",
+        "score of the reranker at or above which they may be the same; galley cache tune finds it, too",
     )
     semantic_cache_turns: Count = setting(
-        3, "Cache", "most messages of the user in a conversation that is compared by meaning"
+        3, "Cache", "maximum number of user messages in a conversation that is compared by meaning"
     )
     semantic_cache_entries: Count = setting(
         50_000,
         "Cache",
-        "questions in memory that others are compared with; the least recently used are evicted",
+        "maximum number of questions in memory to compare with; the least recently used are evicted",
     )
     semantic_cache_checked: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.05, "Cache", "share of semantic hits that are generated as well, to count false ones"

@@ -324,8 +324,13 @@ class EngineSettings:
 
     def _check_ranks(self) -> None:
         elsewhere = len(self.tensor_parallel_rank)
-        for address in self.tensor_parallel_rank:
-            parsed_address(address, "tensor_parallel_rank")
+        addresses = [parsed_address(a, "tensor_parallel_rank") for a in self.tensor_parallel_rank]
+        for i, address in enumerate(addresses):
+            if address in addresses[:i]:
+                raise SettingsError(
+                    f"tensor_parallel_rank names {self.tensor_parallel_rank[i]} twice; a galley rank "
+                    "computes one part of a model, so start one for each"
+                )
         if elsewhere >= self.tensor_parallel:
             raise SettingsError(
                 f"tensor_parallel is {self.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "

@@ -36,6 +36,11 @@ def parsed_address(address: str, setting: str = "replica") -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
+def address_text(host: str, port: int) -> str:
+    """Return ``HOST:PORT``, with brackets around an IPv6 address, as :func:`parsed_address` takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def read(kind: Any, value: object) -> object:
     """Convert ``value``, from YAML or text, to ``kind``: a type, Literal, tuple of strings or optional.
 

@@ -56,7 +56,7 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """A model's memory use and how it runs, computed before its weights are loaded.
 
-    For models of tensors, weights and buffers are measured when they have been loaded and tried,
+    For tensor models, weights and buffers are measured when they have been loaded and tried,
     ``step_tokens`` are rows, and what only texts have is 0.
 
     Attributes:
@@ -218,7 +218,7 @@ class VectorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs and outputs of a model of tensors.
+    """Inputs and outputs of a tensor model.
 
     Attributes:
         inputs, outputs: what a request has to have and may request. Shapes include the batch axis.
@@ -308,7 +308,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         text: vocabulary and limits of a model whose requests are token ids.
         speech: input format and special tokens of a model that transcribes, which has ``text``, too.
         vectors: properties of a model that embeds or reranks texts, which has ``text``, too.
-        tensors: inputs and outputs of a model of tensors.
+        tensors: inputs and outputs of a tensor model.
         voice: voices and sample rate of a model that speaks.
         transfers: how the engine exchanges keys and values with others; None: it does not.
     """

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import signal
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from tests.server.conftest import CONTEXT
 from tests.server.neighbor import Neighbor
 from tests.server.raw import Raw
 from tests.server.refusals import error_of
-from tests.server.serving import Server
+from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_front_door_exposure")
 
@@ -184,3 +186,28 @@ def test_wrong_certificates_are_named(tmp_path: Path, pair: tuple[Path, Path]) -
 def test_wrong_origins_are_named(origin: str) -> None:
     with pytest.raises(SettingsError, match="cors_origin"):
         Settings(cors_origin=(origin,))
+
+
+def test_a_renewed_certificate_is_used_after_sighup(
+    server: TlsServer, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The last test of this module: its other clients trust the first certificate."""
+    cert, key = pair
+    first = shown(server)
+    assert first == ssl.PEM_cert_to_DER_cert(cert.read_text())
+    new_cert, new_key = certificate(tmp_path, "renewed")
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+        shutil.copy(new_cert, cert)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log("the certificate is unchanged: .* do not match")
+        assert shown(server) == first
+        shutil.copy(new_key, key)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: shown(server) == ssl.PEM_cert_to_DER_cert(new_cert.read_text()))
+        assert client.get("/health").status_code == 200  # over its connection from before
+
+
+def shown(server: TlsServer) -> bytes:
+    """Return the certificate that a new connection gets."""
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", server.port)))

@@ -12,6 +12,7 @@ from galley.cluster.on_ray.specs import ReplicaSpec
 from galley.links.access import read_access
 from galley.observe import logs
 from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.settings.values import address_text
 
 log = logging.getLogger("galley.cluster")
 
@@ -53,7 +54,7 @@ class ModelReplica:
             await self._host.close()
             raise
         self._start_seconds = time.monotonic() - began
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = address_text(host, port)
         log.info("%s %s serves gateways at %s", self._spec.model, self._spec.release, self._address)
 
     def record_routing_stats(self) -> dict[str, Any]:

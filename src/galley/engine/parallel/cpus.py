@@ -48,8 +48,8 @@ def cpus_of_ranks(wanted: Sequence[str], ranks: int, nodes: Path = NODES) -> lis
         lists = [parse_cpus(text) for text in wanted]
         if len(lists) != ranks:
             raise SettingsError(
-                f"tensor_parallel_cpus has {len(lists)} lists of CPUs, but tensor_parallel is {ranks}; "
-                "give one list for each rank"
+                f"tensor_parallel_cpus has {len(lists)} lists of CPUs, but there are {ranks} ranks on this "
+                "machine; give one list for each"
             )
         for text, cpus in zip(wanted, lists, strict=True):
             if not usable.issuperset(cpus):

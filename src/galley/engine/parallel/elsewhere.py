@@ -1,10 +1,11 @@
-"""A rank on another machine than rank 0: it waits for its group, and is then a rank like the others.
+"""A rank on a different machine from rank 0: it waits for its group, and is then a rank like the others.
 
 ``service/rank_host.py`` has its process, which serves one group and is then replaced by another one.
 """
 
 import dataclasses
 import logging
+import os
 import queue
 import socket
 import threading
@@ -15,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from galley.engine.parallel.frames import Begin, Channel
+from galley.engine.parallel.frames import Begin, Channel, Failed
 from galley.engine.parallel.mesh import JOIN_BYTES, START_SECONDS, Join, Mesh, connect_mesh
 from galley.engine.parallel.rank import Group, serve_group
 from galley.errors import EngineFailed, ModelError, SettingsError
@@ -23,15 +24,21 @@ from galley.formats.model_files import samples_digest
 from galley.links.access import Access
 from galley.links.duplex import SealedStream
 from galley.links.sockets import SealedSocket, accepted
+from galley.links.strangers import Strangers
 from galley.ops.communicator import communicator_over, mapped_memory
+from galley.rare_warnings import RareWarnings
 
 log = logging.getLogger("galley.rank")
 
-_MOST_HANDSHAKES: Final = 16
-"""Maximum connections that shake hands at the same time; a further one is closed at once."""
+_MOST_HANDSHAKES: Final = 64
+"""Maximum connections that shake hands at the same time; each further one replaces the oldest."""
 
 _MOST_WAITING: Final = 64
-"""Maximum connections of ranks that are kept until rank 0 has said who belongs to the group."""
+"""Maximum connections of ranks that are kept until rank 0 has said who belongs to the group; each further
+one replaces the oldest."""
+
+_PAUSE_SECONDS: Final = 0.05
+"""Pause after a connection that could not be accepted."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class Reception:
     def __init__(self, listener: socket.socket, access: Access) -> None:
         self._listener = listener
         self._access = access
-        self._places = threading.BoundedSemaphore(_MOST_HANDSHAKES)
+        self._strangers = Strangers(_MOST_HANDSHAKES)
+        self._warnings = RareWarnings("galley.rank")
         self._leader: queue.SimpleQueue[tuple[Join, SealedSocket]] = queue.SimpleQueue()
         self._session: bytes | None = None
         self._rows: dict[tuple[bytes, int], SealedSocket] = {}
@@ -94,35 +102,48 @@ class Reception:
 
     def _accept(self) -> None:
         while True:
-            raw, _ = self._listener.accept()
-            if self._places.acquire(blocking=False):
+            try:
+                raw, _ = self._listener.accept()
+            except OSError as error:  # such as out of descriptors, which passes
+                self._warnings.add(f"a connection was not accepted: {error}")
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            try:
+                self._strangers.add(raw)
                 threading.Thread(target=self._receive, args=(raw,), daemon=True).start()
-            else:
+            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
+                self._strangers.remove(raw)
                 raw.close()
+                self._warnings.add(f"a connection was not accepted: {error}")
 
     def _receive(self, raw: socket.socket) -> None:
         try:
             connection = accepted(raw, self._access)
             try:
                 what = msgspec.msgpack.decode(connection.receive(JOIN_BYTES), type=Join)
-                self._take(what, connection)
+                if self._strangers.remove(raw):
+                    self._take(what, connection)
+                else:
+                    connection.close()
             except BaseException:
                 connection.close()
                 raise
         except (SettingsError, OSError, msgspec.DecodeError) as error:
-            log.warning("a connection was refused or ended: %s", error or "no answer in time")
+            self._warnings.add(f"a connection was refused or ended: {error or 'no answer in time'}")
         finally:
-            self._places.release()
+            self._strangers.remove(raw)
 
     def _take(self, what: Join, connection: SealedSocket) -> None:
         """Confirm and keep a connection, or close it if this rank belongs to another group."""
         with self._changed:
             foreign = self._session is not None and (not what.rows or what.session != self._session)
-            if foreign or len(self._rows) >= _MOST_WAITING:
+            if foreign:
                 connection.close()
                 return
             connection.send(b"")
             if what.rows:
+                if len(self._rows) >= _MOST_WAITING:  # of groups whose rank 0 never came
+                    self._rows.pop(next(iter(self._rows))).close()
                 self._rows[what.session, what.rank] = connection
                 self._changed.notify_all()
             else:
@@ -140,13 +161,20 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -
     """
     reception = Reception(listener, access)
     what, connection = reception.leader()
-    channel = Channel(SealedStream(connection))
+    stream = SealedStream(connection)
+    channel = Channel(stream)
     received = channel.receive_at_rank()
     if not isinstance(received, Begin) or received.session != what.session:
         channel.close()
         return
-    begin = place.begin(received)
+    try:
+        begin = place.begin(received)
+    except SettingsError as error:
+        channel.send(Failed("settings", str(error)))
+        channel.close()
+        return
     log.info("rank %d of %d", begin.rank, begin.ranks)
+    threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
 
     def meet() -> Group:
         if samples_digest(place.folder) != begin.contents:
@@ -157,6 +185,15 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -
         return _group_of(begin, reception, access)
 
     serve_group(channel, begin, meet, alone=True)
+
+
+def _end_with(leader: SealedStream) -> None:
+    """End this process with the connection of rank 0, even while it loads or waits for other ranks.
+
+    The next engine would otherwise find it occupied.
+    """
+    leader.wait_for_end()
+    os._exit(0)
 
 
 def _group_of(begin: Begin, reception: Reception, access: Access) -> Group:

@@ -111,7 +111,8 @@ class ParallelFactory:
                 links[-1].send(begin(part))
             if remote is not None:
                 for part in parts[self._here :]:
-                    links.append(RankLink(part.rank, remote.connect(part.rank), shared, None))
+                    made, where = remote.connect(part.rank), remote.address_of(part.rank)
+                    links.append(RankLink(part.rank, made, shared, None, where))
                     links[-1].send(begin(part))
                 closing.append(remote.mesh(memory, shared, SLOT_BYTES).close)
             closing.append(run_on(self._cpus[0]))

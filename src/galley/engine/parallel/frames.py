@@ -180,7 +180,7 @@ class Reader(Protocol):
     """What reads from a stream."""
 
     def read(self, count: int, /) -> bytes:
-        """Return so many bytes, or fewer at the end."""
+        """Return this many bytes, or fewer at the end."""
 
 
 class Channel:

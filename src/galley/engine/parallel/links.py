@@ -52,6 +52,7 @@ class RankLink:
         shared: rank 0's communicator.
         wait: waits for the rank's process to end, and returns its exit status: minus the signal if
             one killed it; None: the rank is on another machine, where nobody here sees it.
+        address: HOST:PORT of a rank on another machine, for messages.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class RankLink:
         connection: Stream,
         shared: Communicator,
         wait: Callable[[], int] | None,
+        address: str = "",
     ) -> None:
-        self._rank = rank
+        self._name = f"rank {rank} at {address}" if address else f"rank {rank}"
         self._shared = shared
         self._wait = wait
         self._channel = Channel(connection)
@@ -120,7 +122,7 @@ class RankLink:
 
     def lost(self) -> GalleyError:
         """Return why the rank ended, or will not answer."""
-        return self.error or EngineFailed(f"rank {self._rank} does not answer")
+        return self.error or EngineFailed(f"{self._name} does not answer")
 
     def hang_up(self) -> None:
         """Have the rank end, and do not wait for it."""
@@ -143,14 +145,14 @@ class RankLink:
     def _read(self) -> None:
         while (frame := self._channel.receive_from_rank()) is not None:
             if isinstance(frame, Failed):
-                self.error = _ERRORS[frame.kind](f"rank {self._rank}: {frame.message}")
+                self.error = _ERRORS[frame.kind](f"{self._name}: {frame.message}")
             else:
                 self._answers.put(frame)
         if self._wait is None:
             if self.error is None and not self._closing:
                 # A rank whose requests crash it computes the same as rank 0, which would crash, too.
                 self.error = RankKilled(
-                    f"rank {self._rank} of the model was lost: its process or its machine ended, or the "
+                    f"{self._name} of the model was lost: its process or its machine ended, or the "
                     "connection to it"
                 )
             status = 0
@@ -158,7 +160,7 @@ class RankLink:
             status = self._wait()
         # A rank that ends with status 0 does so because another has failed, which says why.
         if status and self.error is None and not self._closing:
-            what = f"rank {self._rank} of the model ended"
+            what = f"{self._name} of the model ended"
             if status == -signal.SIGKILL:
                 self.error = RankKilled(f"{what}: it was killed, perhaps for lack of memory")
             else:

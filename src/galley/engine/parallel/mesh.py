@@ -3,6 +3,7 @@
 The rank with the lower number connects, and a rank to which others connect listens (``elsewhere.py``).
 """
 
+import logging
 import secrets
 import select
 import ssl
@@ -19,9 +20,12 @@ from galley.links.access import Access
 from galley.links.duplex import Duplex
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.communicator import Communicator
+from galley.settings.values import address_text
+
+log = logging.getLogger("galley.rank")
 
 START_SECONDS: Final = 120.0
-"""Seconds for a rank on another machine to be there: to start, or to end what it did before."""
+"""Seconds to wait for a rank on another machine, which may still be starting or serving an ended engine."""
 
 _ATTEMPT_SECONDS: Final = 15.0
 _PAUSE_SECONDS: Final = 0.2
@@ -30,7 +34,7 @@ _SPIN_SECONDS: Final = 1e-4
 """How long a rank looks for rows of others before it sleeps: about as long as a packet travels."""
 
 _NAP_SECONDS: Final = 0.05
-"""How long it sleeps at most before it looks whether a rank of its own machine has failed."""
+"""The longest it sleeps before it checks whether a rank on its own machine has failed."""
 
 SESSION_BYTES: Final = 16
 
@@ -67,7 +71,7 @@ def join(address: tuple[str, int], access: Access, what: Join, deadline: float) 
         EngineFailed: it cannot be reached in time.
     """
     host, port = address
-    reason = "there is no time left"
+    where, reason = address_text(host, port), ""
     while time.monotonic() < deadline:
         until = min(deadline, time.monotonic() + _ATTEMPT_SECONDS)
         try:
@@ -79,17 +83,17 @@ def join(address: tuple[str, int], access: Access, what: Join, deadline: float) 
                 made.close()
                 raise
             return made
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            reason = str(error)
-            time.sleep(_PAUSE_SECONDS)
-        except ssl.SSLError as error:
-            raise SettingsError(f"the rank at {host}:{port}: {error}") from None
         except OSError as error:
+            ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+            if isinstance(error, ssl.SSLError) and not ended:
+                raise SettingsError(f"the rank at {where}: {error}") from None
+            if not reason:
+                log.warning("waiting for the rank at %s: %s", where, error or type(error).__name__)
             reason = str(error) or type(error).__name__
             time.sleep(_PAUSE_SECONDS)
     raise EngineFailed(
-        f"the rank at {host}:{port} cannot be reached: {reason}; start galley rank there, and if it runs, "
-        "see that no other engine uses it"
+        f"the rank at {where} cannot be reached: {reason or 'there is no time left'}; start galley rank "
+        "there, and if it runs, see that no other engine uses it"
     )
 
 

@@ -17,7 +17,7 @@ from galley.links.access import read_access
 from galley.links.duplex import SealedStream
 from galley.ops.communicator import Communicator
 from galley.settings.engine import EngineSettings
-from galley.settings.values import parsed_address
+from galley.settings.values import address_text, parsed_address
 
 _LEADER: Final = 0
 
@@ -50,6 +50,10 @@ class RemoteRanks:
             begin, session=self._session, elsewhere=self.addresses, contents=self._contents
         )
 
+    def address_of(self, rank: int) -> str:
+        """Return HOST:PORT of a rank, for messages."""
+        return address_text(*self.addresses[rank])
+
     def connect(self, rank: int) -> SealedStream:
         """Connect to a rank, for frames.
 
@@ -67,10 +71,10 @@ class RemoteRanks:
 
     def check_isa(self, each: Sequence[str]) -> None:
         """Raise SettingsError if the kernels of a rank may round otherwise than rank 0's."""
-        for rank, (host, port) in self.addresses.items():
+        for rank in self.addresses:
             if each[rank] != each[_LEADER]:
                 raise SettingsError(
-                    f"rank {rank} at {host}:{port} computes with {each[rank]}, this machine with "
-                    f"{each[_LEADER]}, which may round otherwise; set GALLEY_CPU_ISA to the same on all "
-                    "machines"
+                    f"rank {rank} at {self.address_of(rank)} computes with {each[rank]}, this machine "
+                    f"with {each[_LEADER]}, which may round otherwise; set GALLEY_CPU_ISA to the same on "
+                    "all machines"
                 )
