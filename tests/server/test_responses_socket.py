@@ -362,6 +362,12 @@ def test_limits_of_a_tenant_hold_for_each_request(server: Server) -> None:
         assert int(refused["error"]["headers"]["Retry-After"]) > 0
 
 
+def test_each_request_has_the_deadline_of_the_handshake(server: Server) -> None:
+    with Client(server, **{"X-Request-Timeout": "0.001"}) as client:
+        for _ in range(2):
+            assert client.error(input="x", max_output_tokens=900)["status"] == 504
+
+
 def test_each_request_is_counted_and_logged(client: Client, server: Server) -> None:
     key = bearer(key_of("a"))
 

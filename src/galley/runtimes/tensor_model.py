@@ -105,8 +105,9 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         limit_rows: refuse requests with more than ``max_batch_size`` rows instead of computing them alone.
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
-        priority_levels: levels of priority, 1 to this number, each of which is computed before the next;
-            0: requests with a lower priority are computed sooner, but none waits forever.
+        priority_levels: levels of priority, 1 to this number; of a tenant's requests, those of each level
+            are computed before those of the next. 0: requests with a lower priority are computed sooner,
+            but none waits forever.
         default_priority: level of requests that name none of these levels.
         timeout: seconds within which a request is answered, or refused; 0: as set for the server. A
             request may ask for less.
