@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Coroutine, Sequence, Set
@@ -436,6 +437,10 @@ def test_a_replica_whose_engine_is_killed_tries_again_for_as_long_as_it_takes(
         assert len(engines) == 10
         assert client.state == "ready"
         assert client.replicas[0].killed_starts == 8
+        client.fleet.add(dataclasses.replace(source, name="b"))
+        await asyncio.sleep(1)
+        await client.drain("a")
+        assert client.killed_starts == 8
         await client.close()
 
     loop = JumpingLoop()

@@ -201,6 +201,7 @@ class _Served:
 
     stats: EngineStats
     restarts: int = 0
+    killed_starts: int = 0
     info: ModelInfo | None = None
     is_ready: bool | None = True
     token_budget: int = 512

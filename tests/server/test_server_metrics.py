@@ -94,6 +94,7 @@ class Engine:
     stats = EngineStats()
     replicas: tuple[ReplicaStatus, ...] = ()
     restarts = 0
+    killed_starts = 0
     info = None
     is_ready = True
     token_budget = 512

@@ -377,6 +377,11 @@ class ServedModel:
         return self._earlier_restarts + now
 
     @property
+    def killed_starts(self) -> int:
+        """How often the engine's process was killed while it loaded, since the model was last loaded."""
+        return 0 if self._backend is None else self._backend.engine.killed_starts
+
+    @property
     def info(self) -> ModelInfo | None:
         """The description of the loaded model; None before it is loaded."""
         return None if self._backend is None else self._backend.engine.info

@@ -34,6 +34,10 @@ class Submitter(Protocol):
         """How often an engine was replaced."""
 
     @property
+    def killed_starts(self) -> int:
+        """How often an engine was killed while it loaded."""
+
+    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each engine that serves the model."""
 

@@ -60,6 +60,10 @@ class ServedEngine(Protocol):
         """How often its engine's process was replaced."""
 
     @property
+    def killed_starts(self) -> int:
+        """How often its engine's process was killed while it loaded."""
+
+    @property
     def info(self) -> ModelInfo | None:
         """The description of the loaded model; None before it is loaded."""
 
@@ -207,7 +211,7 @@ class EngineCollector(Collector):
         prefixes = _gauge("galley_prefix_disk_bytes", "Bytes of the files in prefix_cache_dir")
         for model, engine in self.models.items():
             restarts.add_metric([model], engine.engine.restarts)
-            killed.add_metric([model], sum(one.killed_starts for one in engine.engine.replicas))
+            killed.add_metric([model], engine.engine.killed_starts)
             if (is_ready := engine.engine.is_ready) is not None:
                 ready.add_metric([model], float(is_ready))
             stats = engine.engine.stats

@@ -146,6 +146,11 @@ class EngineClient:
         return self.fleet.restarts
 
     @property
+    def killed_starts(self) -> int:
+        """How often an engine was killed while it loaded."""
+        return self.fleet.killed_starts
+
+    @property
     def replicas(self) -> Sequence[ReplicaStatus]:
         """The status of each replica."""
         return self.fleet.statuses

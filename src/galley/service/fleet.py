@@ -53,7 +53,7 @@ class Fleet:
         self._planned = False
         self._started = False
         self._closed = False
-        self._retired_restarts = 0
+        self._retired_restarts = self._retired_killed_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
         own = (self._local_source(str(number)) for number in range(plan.replicas))
         self.replicas = [self._replica(source) for source in (*own, *plan.remotes)]
@@ -107,6 +107,12 @@ class Fleet:
     def restarts(self) -> int:
         """How often an engine was replaced."""
         return self._retired_restarts + sum(replica.restarts for replica in self.replicas)
+
+    @property
+    def killed_starts(self) -> int:
+        """How often an engine was killed while it loaded."""
+        now = sum(replica.killed_starts for replica in self.replicas)
+        return self._retired_killed_starts + now
 
     @property
     def statuses(self) -> Sequence[ReplicaStatus]:
@@ -360,6 +366,7 @@ class Fleet:
 
     def _removed(self, replica: Replica) -> None:
         self._retired_restarts += replica.restarts
+        self._retired_killed_starts += replica.killed_starts
         if self._plan.router is not None:
             self._plan.router.forget(replica.name)
         self._changed.set()
