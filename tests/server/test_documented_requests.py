@@ -236,16 +236,16 @@ def test_a_queue_policys_timeout(server: Server) -> None:
         assert "deadline" in answer.json()["error"]
 
 
-MLSERVER: Final = json.loads((Path(__file__).parent / "recorded/mlserver.json").read_text())
+MLSERVER: Final = Path(__file__).parents[1] / "formats/peer_files/mlserver/requests.json"
 
 
 def test_requests_of_mlservers_codecs(server: Server) -> None:
     """As its codecs encode them: with content types, and names of their own for inputs without one."""
-    requests = MLSERVER["requests"]
+    requests = json.loads(MLSERVER.read_text())
     rows = infer(server, requests["numpy request"], "mlserver").json()["outputs"][0]
     assert rows["shape"] == [2]
-    assert infer(server, requests["inputs"], "plain").json()["outputs"] == [rows]
-    for name, data in (("string bytes", ["a", "b"]), ("base64", ["a\0"])):
+    assert infer(server, requests["numpy input"], "plain").json()["outputs"] == [rows]
+    for name, data in (("string input", ["a", "b"]), ("base64 input", ["a\0"])):
         [output] = infer(server, requests[name], "texts").json()["outputs"]
         assert output["data"] == data
 
