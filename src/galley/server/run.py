@@ -248,14 +248,14 @@ class _Run:
         """Use the certificate and key that are in their files now, for new connections."""
         try:
             renewed = await asyncio.to_thread(tls.context, self._settings)
-        except SettingsError as error:
+            if renewed is None:
+                return
+            if self._grpc is not None:
+                self._grpc.renew()
+        except (SettingsError, OSError) as error:  # files may be replaced between two reads
             log.error("the certificate is unchanged: %s", error)
             return
-        if renewed is None:
-            return
         self._door.renew(renewed)
-        if self._grpc is not None:
-            self._grpc.renew()
 
     async def _reread_settings(self) -> Mapping[str, Mapping[str, Any]]:
         """Apply the settings that can change while the server runs, and name the rest.
