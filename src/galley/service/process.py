@@ -3,7 +3,7 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -108,13 +108,8 @@ class EngineProcess:
             while data := await self._reader.read(_READ_BYTES):
                 received += data
                 frames = taken_from(received)
-                if self._memory is not None:
-                    for frame in frames:
-                        if isinstance(frame, Step):
-                            answered = [
-                                one.request_id for one in frame.outputs if one.finish_reason
-                            ]
-                            self._memory.seen(frame.frames_seen, answered)
+                if self._memory is not None and self._memory.is_lent:
+                    _reuse(self._memory, frames)
                 yield frames
 
     def kill(self) -> None:
@@ -132,6 +127,14 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._child.kill()
             return await asyncio.to_thread(self._child.wait)
+
+
+def _reuse(memory: SharedTensors, frames: Sequence[FromEngine]) -> None:
+    """Take back the memory that the engine has finished with, according to its frames."""
+    for frame in frames:
+        if isinstance(frame, Step):
+            answered = [one.request_id for one in frame.outputs if one.finish_reason]
+            memory.seen(frame.frames_seen, answered)
 
 
 def taken_from(received: bytearray) -> list[FromEngine]:

@@ -85,6 +85,11 @@ class SharedTensors:
         payload = msgspec.structs.replace(payload, inputs=bare)
         return msgspec.structs.replace(request, payload=payload), tuple(places)
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether the engine may read some of it."""
+        return bool(self._lent)
+
     def aborted(self, request_ids: Sequence[str], frame: int) -> None:
         """Record that the engine is told, by a frame with this number, to drop requests."""
         self._lent = [
@@ -99,8 +104,6 @@ class SharedTensors:
             frames_seen: how many frames it had read before its latest step.
             answered: ids of requests that it has answered.
         """
-        if not self._lent:
-            return
         self._lent = [
             one
             for one in self._lent
@@ -113,7 +116,7 @@ class SharedTensors:
             self._highest = 0
 
     def close(self) -> None:
-        """Unmap the memory."""
+        """Unmap the memory, and close its descriptor."""
         if self._map is not None:
             self._map.close()
         os.close(self._file)
