@@ -1,7 +1,7 @@
 """How long a request wants its prefix to stay cached, as clients of several providers say it."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -43,8 +43,18 @@ class PromptCacheOptions(Strict, frozen=True, kw_only=True):
     prewarm: Literal[False] | None = None
 
 
+PromptCacheKey: TypeAlias = Annotated[
+    str | None,
+    Meta(description="With any key, the prefix stays cached for 5 minutes after the request."),
+]
+PromptCacheRetention: TypeAlias = Annotated[
+    Literal["in_memory", "24h"] | None,
+    Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
+]
+
+
 def retained_seconds(
-    key: str | None, retention: str | None, options: PromptCacheOptions | None = None
+    key: str | None, retention: str | None, options: PromptCacheOptions | None
 ) -> float:
     """Return how long a request of OpenAI's API keeps its prefix, in seconds.
 

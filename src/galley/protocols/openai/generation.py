@@ -19,7 +19,12 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.common.prefixes import PromptCacheOptions, retained_seconds
+from galley.protocols.common.prefixes import (
+    PromptCacheKey,
+    PromptCacheOptions,
+    PromptCacheRetention,
+    retained_seconds,
+)
 from galley.protocols.common.structured_output import (
     ChoiceField,
     GrammarField,
@@ -139,14 +144,8 @@ class GenerationRequest(Strict, frozen=True, kw_only=True):
         None
     )
     safety_identifier: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
-    prompt_cache_key: Annotated[
-        str | None,
-        Meta(description="With any key, the prefix stays cached for 5 minutes after the request."),
-    ] = None
-    prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None,
-        Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
-    ] = None
+    prompt_cache_key: PromptCacheKey = None
+    prompt_cache_retention: PromptCacheRetention = None
     prompt_cache_options: PromptCacheOptions | None = None
     service_tier: Literal["auto", "default"] | None = None
     kv_transfer_params: Annotated[

@@ -13,7 +13,12 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Strict
-from galley.protocols.common.prefixes import PromptCacheOptions, retained_seconds
+from galley.protocols.common.prefixes import (
+    PromptCacheKey,
+    PromptCacheOptions,
+    PromptCacheRetention,
+    retained_seconds,
+)
 from galley.protocols.common.structured_output import ANY_OBJECT, schema_grammar
 from galley.protocols.openai.responses.summaries import summary_of
 from galley.protocols.openai.responses.tools import ResponseTool, ToolName, full_name, model_tools
@@ -163,6 +168,11 @@ Include: TypeAlias = Literal[
 ]
 
 
+def items_of(given: str | Sequence[InputItem]) -> list[InputItem]:
+    """Return the items of a request's input; a text is a message of the user."""
+    return [InputItem(role="user", content=given)] if isinstance(given, str) else list(given)
+
+
 class ResponseCountRequest(Strict, frozen=True, kw_only=True):
     """Body of `POST /v1/responses/input_tokens`."""
 
@@ -196,9 +206,7 @@ class ResponseCountRequest(Strict, frozen=True, kw_only=True):
             RequestError: fields contradict each other.
         """
         choice = self.tool_choice
-        items = self.input
-        if isinstance(items, str):
-            items = [InputItem(role="user", content=items)]
+        items = items_of(self.input)
         if len(earlier) + len(items) > MAX_MESSAGES:
             raise RequestError(
                 f"input: the conversation would have {len(earlier) + len(items)} items, more than the "
@@ -225,8 +233,8 @@ class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
         str | None, Meta(description="Compact the conversation that this response ends.")
     ] = None
     service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_key: PromptCacheKey = None
+    prompt_cache_retention: PromptCacheRetention = None
     prompt_cache_options: PromptCacheOptions | None = None
 
     def __post_init__(self) -> None:
@@ -242,9 +250,7 @@ class ResponseCompactRequest(Strict, frozen=True, kw_only=True):
 
     def items(self) -> list[InputItem]:
         """Return the request's items."""
-        if isinstance(self.input, str) and self.input:
-            return [InputItem(role="user", content=self.input)]
-        return list(self.input or ())
+        return items_of(self.input) if self.input else []
 
 
 class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
@@ -279,11 +285,8 @@ class ResponseRequest(ResponseCountRequest, frozen=True, kw_only=True):
     prompt: None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: Annotated[
-        Literal["in_memory", "24h"] | None,
-        Meta(description="How long the prefix stays cached: 5 minutes or a day after the request."),
-    ] = None
+    prompt_cache_key: PromptCacheKey = None
+    prompt_cache_retention: PromptCacheRetention = None
     prompt_cache_options: PromptCacheOptions | None = None
 
     @property

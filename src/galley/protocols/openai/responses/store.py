@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
-from galley.protocols.openai.responses.schemas import Include, InputItem
+from galley.protocols.openai.responses.schemas import Include, InputItem, items_of
 from galley.settings.config import Settings
 
 _PREFIXES: Final = {
@@ -81,9 +81,7 @@ class StoredResponse(NamedTuple):
             earlier: items of the conversation that precede the request's.
             given: input of the request.
         """
-        if isinstance(given, str):
-            given = [InputItem(role="user", content=given)]
-        items = listed([*earlier, *given], answer["id"])
+        items = listed([*earlier, *items_of(given)], answer["id"])
         return cls(msgspec.json.encode(answer), msgspec.json.encode(items))
 
     @property
