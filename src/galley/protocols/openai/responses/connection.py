@@ -193,7 +193,7 @@ class Connection:
                 invalid += 1
                 if invalid > MOST_INVALID:
                     raise ApiError(
-                        400, f"More than {MOST_INVALID} events in a row were no requests"
+                        400, f"More than {MOST_INVALID} events in a row were not valid requests"
                     ) from None
                 caller = self._caller.again(secrets.token_hex(12))
                 lane = event.get("stream_id")
@@ -294,7 +294,7 @@ class Connection:
     async def _fail(
         self, error: Exception, caller: Caller, stream_id: str | None, previous: object
     ) -> None:
-        """Report a request that failed; what it would have continued can be continued no more.
+        """Report a request that failed; what it would have continued is forgotten.
 
         A client that does not know how far its request came sends the whole conversation again.
         """
