@@ -145,11 +145,9 @@ class Exchange:
             self.is_full = False
             connection.body_received()
         message: Message = {"type": "http.request", "body": body, "more_body": self._more_body}
-        return (
-            {**message, "fill": self.fill, "filled": filled}
-            if self._more_body or filled
-            else message
-        )
+        if self._more_body or filled:
+            message.update(fill=self.fill, filled=filled)
+        return message
 
     async def send(self, message: Message) -> None:
         """Send the head or a part of the body, waiting while the client reads slowly.

@@ -8,7 +8,7 @@ class Filled(Protocol):
     """The connection whose body is received, as :class:`galley.server.http_protocol.HttpProtocol`."""
 
     def filled(self, size: int) -> None:
-        """Handle that so many bytes have arrived."""
+        """Handle the arrival of this many bytes."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
@@ -36,7 +36,7 @@ class Filling(asyncio.BufferedProtocol):
         return self._left
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle that so many bytes were written."""
+        """Pass on that this many bytes were written."""
         self._left = self._left[nbytes:]
         self._connection.filled(nbytes)
 

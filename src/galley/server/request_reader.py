@@ -103,7 +103,7 @@ class RequestReader:
         return self._unparsed if self.phase is BODY else 0
 
     def passed(self, size: int) -> None:
-        """Count so many of the :attr:`unparsed` bytes, which the receiver has got by another way."""
+        """Count this many of the :attr:`unparsed` bytes, which the receiver has received by itself."""
         self._unparsed -= size
         if not self._unparsed:
             self._parser = _new_parser(self)  # the one before still expects the body

@@ -52,7 +52,7 @@ class RoutesByWords(Router):
         paths = [route.path for route in self.routes if isinstance(route, WebSocketRoute)]
         error = ApiError(
             404,
-            f"Unknown URL of a WebSocket: {scope['path'][:100]}; there are {', '.join(paths)}",
+            f"There is no WebSocket at {scope['path'][:100]}; those of this server are {', '.join(paths)}",
             code="unknown_url",
         )
         await WebSocket(scope, receive, send).send_denial_response(error_response(error))

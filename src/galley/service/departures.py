@@ -90,7 +90,7 @@ class Departures:
         await self._fetched(replica, moved)
 
     async def _fetched(self, replica: Replica, moved: dict[str, int]) -> None:
-        """Wait until requests have gone on elsewhere, which fetches blocks from the replica before that."""
+        """Wait until moved requests have continued elsewhere: until then, they may fetch its blocks."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_FETCH_SECONDS):
                 while replica.offers is not None and self._book.waits(moved):  # noqa: ASYNC110

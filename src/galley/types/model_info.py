@@ -229,7 +229,7 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
             "onnxruntime_onnx".
         priority_levels: levels of priority that requests may have, from 1; 0: any.
         default_priority: level of requests without one of these.
-        timeout: seconds within which a request has to be answered; 0: it has no limit of this model.
+        timeout: seconds within which a request has to be answered; 0: the model sets no limit.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -242,7 +242,7 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 0.0
 
     def priority(self, given: int) -> int:
-        """Return the priority of a request that asks for ``given``; 0: for none."""
+        """Return the priority of a request; ``given`` is the one it asks for, or 0 for none."""
         if self.priority_levels and not 1 <= given <= self.priority_levels:
             return self.default_priority
         return given

@@ -104,7 +104,7 @@ class GenerateRequest(Strict, frozen=True, kw_only=True):
         """Return fields of a completion that are given outside of ``parameters``, and :data:`_EXCLUDED`.
 
         Raises:
-            RequestError: one is given by two names.
+            RequestError: one is given under two names.
         """
         fields: dict[str, Any] = {}
         for name, own in _FIELDS:
@@ -112,7 +112,7 @@ class GenerateRequest(Strict, frozen=True, kw_only=True):
             if value is None or value in ("", []):
                 continue
             if own in fields:
-                raise RequestError(f"{name} is given twice, by two names", param=name)
+                raise RequestError(f"{name} is given twice, under two names", param=name)
             fields[own] = value
         return fields
 

@@ -1,4 +1,4 @@
-"""Extensions of Triton's that are not served: their routes answer with an error that names them."""
+"""Extensions of Triton that are not served: their routes answer with an error that names them."""
 
 from typing import Final
 

@@ -34,7 +34,7 @@ COMPACT: Final = ENDPOINT + "/compact"
 
 _MOST_TOKENS: Final = 4096
 _PART: Final = 4
-"""A summary has at most so many tokens, or this part of the context if that is less."""
+"""A summary has at most ``_MOST_TOKENS`` tokens, or the context divided by ``_PART`` if that is less."""
 
 _REQUEST: Final = (
     "Summarize our conversation so far, so that you can continue it from the summary and my messages "

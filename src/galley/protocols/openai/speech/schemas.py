@@ -65,7 +65,7 @@ class SpeechRequest(Strict, frozen=True, kw_only=True):
         """
         if self.instructions:
             raise RequestError(
-                "instructions are not supported: the voice has only one style; leave it out, or "
+                "instructions are not supported: the voice has only one style; leave them out, or "
                 "choose another voice",
                 param="instructions",
             )
