@@ -22,7 +22,7 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import Weights
 from galley.graph.divide.sharding import divide_heads
 from galley.graph.program import Program
-from galley.ops.communicator import communicator, new_memory
+from galley.ops.communicator import communicator, mapped_memory, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExecutorOptions
 from galley.settings.engine import EngineSettings
@@ -167,7 +167,7 @@ def test_a_rank_that_ends_because_of_another_gives_no_reason() -> None:
     errors = []
     for status in (0, 1, -signal.SIGKILL):
         file = new_memory(2, 64)
-        shared = communicator(file, 0, 2, 64)
+        shared = communicator(mapped_memory(file, 2, 64), 0, 2, 64)
         os.close(file)
         ours, theirs = socket.socketpair()
         link = RankLink(1, ours, shared, partial(int, status))

@@ -25,7 +25,7 @@ from galley.links.access import Access
 from galley.links.duplex import SealedStream
 from galley.links.sockets import SealedSocket, accepted
 from galley.links.strangers import Strangers
-from galley.ops.communicator import communicator_over, mapped_memory
+from galley.ops.communicator import communicator, mapped_memory
 from galley.rare_warnings import RareWarnings
 
 log = logging.getLogger("galley.rank")
@@ -206,5 +206,5 @@ def _group_of(begin: Begin, reception: Reception, access: Access) -> Group:
     higher = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
     lower = reception.lower_ranks(begin.session, begin.rank, deadline)
     memory = mapped_memory(-1, begin.ranks, begin.slot_bytes)
-    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     return Group(shared, Mesh(memory, shared, begin.slot_bytes, {**lower, **higher}))

@@ -54,7 +54,7 @@ from galley.ops.choice import choose_executor
 from galley.ops.communicator import (
     Communicator,
     RankLost,
-    communicator_over,
+    communicator,
     mapped_memory,
 )
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
@@ -98,7 +98,7 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
     Raises:
         SettingsError, EngineFailed: a rank on another machine cannot be reached.
     """
-    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     if not begin.elsewhere:
         return Group(shared)
     deadline = time.monotonic() + START_SECONDS
