@@ -104,17 +104,10 @@ class Reception:
         while True:
             try:
                 raw, _ = self._listener.accept()
-            except OSError as error:  # such as out of descriptors, which passes
+                self._strangers.greet(raw, self._receive, "galley-rank-greeter")
+            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
                 self._warnings.add(f"a connection was not accepted: {error}")
                 time.sleep(_PAUSE_SECONDS)
-                continue
-            try:
-                self._strangers.add(raw)
-                threading.Thread(target=self._receive, args=(raw,), daemon=True).start()
-            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
-                self._strangers.remove(raw)
-                raw.close()
-                self._warnings.add(f"a connection was not accepted: {error}")
 
     def _receive(self, raw: socket.socket) -> None:
         try:
