@@ -116,7 +116,7 @@ def serve_group(
         channel: the connection to rank 0.
         begin: the first frame.
         meet: connects with the other ranks.
-        alone: the rank is on another machine than rank 0, which does not know its memory.
+        alone: the rank is on a different machine from rank 0, which does not know its free memory.
     """
     group: Group | None = None
 
@@ -269,8 +269,9 @@ def _allocate(channel: Channel, executor: Executor, wanted: Allocate, *, alone: 
     needed += wanted.states * executor.bytes_per_state()
     if alone and needed > (free := available_memory()):
         raise SettingsError(
-            f"keys, values and states take {bytes_text(needed)} on a machine that has {bytes_text(free)} "
-            "left; the engine's machine, which has more, decides how many there are: set kv_cache_tokens"
+            f"keys, values and states need {bytes_text(needed)}, but this rank's machine has "
+            f"{bytes_text(free)} left; the engine's machine decided how many there are: set "
+            "kv_cache_tokens to a smaller number"
         )
     executor.allocate_kv(wanted.blocks, wanted.states)
     channel.send(Allocated())
