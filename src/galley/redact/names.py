@@ -153,8 +153,8 @@ def _joined(tokens: Sequence[Token], at: int) -> int | None:
 def _is_pair(word: str, following: str) -> bool:
     """Return whether two capitalized words are a first name and a surname.
 
-    A word of neither list is one of another language if it is no English word; a firm has such a name,
-    too, but seldom two.
+    A word that is neither listed nor a common English word may be a foreign name. A firm may have such a
+    name, too, but seldom one of two words.
     """
     known = lists()
     if word in known.first and (following in known.listed or following not in known.common):
@@ -174,7 +174,7 @@ def _without_capitals(tokens: Sequence[Token], at: int) -> int | None:
 
 
 def _listed_without_capitals(tokens: Sequence[Token], at: int) -> int | None:
-    """Return the last token of a first name with a surname, both in lower case and no words."""
+    """Return the last token of a first name with a surname, both in lower case and not English words."""
     known = lists()
     name = tokens[at].word
     if name not in known.first or name in known.also_words:
