@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -121,7 +121,7 @@ def main() -> None:
     print(found[-1].phases)
 
 
-def show(name: str, seconds: list[Any]) -> None:
+def show(name: str, seconds: list[float]) -> None:
     """Print the median of seconds, with the least and the greatest."""
     print(
         f"{name:<28} {statistics.median(seconds):6.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"

@@ -80,16 +80,16 @@ def traffic(rate: float, seconds: float, seed: int = 0) -> list[Asked]:
     """Return requests in the order in which they are due."""
     random = np.random.default_rng(seed)
     systems = [text(random, 60) for _ in range(SYSTEM_PROMPTS)]
-    planned: list[tuple[float, int, int, float, list[dict[str, str]]]] = []
+    planned: list[tuple[float, int, float, list[dict[str, str]]]] = []
     for session, begins in enumerate(burst_times(random, rate / TURNS, seconds)):
         messages = [{"role": "system", "content": systems[random.integers(SYSTEM_PROMPTS)]}]
         due, pause = begins, 0.0
-        for turn in range(min(MOST_TURNS, random.geometric(1 / TURNS))):
+        for _ in range(min(MOST_TURNS, random.geometric(1 / TURNS))):
             messages = [
                 *messages,
                 {"role": "user", "content": text(random, int(random.integers(6, 24)))},
             ]
-            planned.append((due, session, turn, pause, messages))
+            planned.append((due, session, pause, messages))
             # The model's answer is not known yet, so the next turn has another one.
             messages = [*messages, {"role": "assistant", "content": text(random, 12)}]
             pause = float(random.lognormal(np.log(PAUSE), 0.6))
@@ -97,7 +97,7 @@ def traffic(rate: float, seconds: float, seed: int = 0) -> list[Asked]:
     planned.sort(key=lambda one: one[0])
     place: dict[int, int] = {}
     asked = []
-    for number, (due, session, _, pause, messages) in enumerate(planned):
+    for number, (due, session, pause, messages) in enumerate(planned):
         before = place.get(session)
         body = {
             "messages": messages,

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument(
         "--times", type=int, default=20, help="how often each template is filled in"
     )
-    parser.add_argument("--show", type=int, default=0, help="print so many errors")
+    parser.add_argument("--show", type=int, default=0, help="print this many errors")
     arguments = parser.parse_args()
     lines = (arguments.folder / "templates.txt").read_text(encoding="utf-8").splitlines()
     mine = lines[arguments.half == "tuned" :: 2]

@@ -40,7 +40,6 @@ from galley.ops.communicator import (
     SLOT_BYTES,
     Communicator,
     communicator,
-    communicator_over,
     mapped_memory,
     new_memory,
 )
@@ -83,7 +82,8 @@ def run_rank(wanted: argparse.Namespace) -> None:
         made = connect("127.0.0.1", wanted.port, ACCESS, time.monotonic() + 60, within=60)
         shared = over_tcp(1, made)
     else:
-        shared = communicator(wanted.memory, wanted.rank, wanted.ranks, SLOT_BYTES)
+        memory = mapped_memory(wanted.memory, wanted.ranks, SLOT_BYTES)
+        shared = communicator(memory, wanted.rank, wanted.ranks, SLOT_BYTES)
     program = program_of(wanted.shape, wanted.layers)
     part = divide(program, wanted.rank, wanted.ranks)
     serve(channel, part_of(part, program, wanted.kind, shared), shared)
@@ -92,7 +92,7 @@ def run_rank(wanted: argparse.Namespace) -> None:
 def over_tcp(rank: int, connection: SealedSocket) -> Communicator:
     """Return the communicator of one of two ranks, with memory of its own."""
     memory = mapped_memory(-1, 2, SLOT_BYTES)
-    shared = communicator_over(memory, rank, 2, SLOT_BYTES)
+    shared = communicator(memory, rank, 2, SLOT_BYTES)
     Mesh(memory, shared, SLOT_BYTES, {1 - rank: connection})
     return shared
 
@@ -100,7 +100,8 @@ def over_tcp(rank: int, connection: SealedSocket) -> Communicator:
 def parallel(wanted: argparse.Namespace, program: Program) -> ParallelExecutor:
     """Start the other ranks and return the executor of all."""
     file = new_memory(wanted.ranks, SLOT_BYTES)
-    shared = communicator(file, 0, wanted.ranks, SLOT_BYTES)
+    memory = mapped_memory(file, wanted.ranks, SLOT_BYTES)
+    shared = communicator(memory, 0, wanted.ranks, SLOT_BYTES)
     parts = [divide(program, rank, wanted.ranks) for rank in range(wanted.ranks)]
     links = []
     listener = socket.create_server(("127.0.0.1", 0)) if wanted.tcp else None

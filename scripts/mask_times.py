@@ -33,37 +33,36 @@ _WORD_BITS = 32
 
 
 class MaskTimes(NamedTuple):
-    """Microseconds of CPU for each mask, and the values that were followed to their end."""
+    """Microseconds of CPU for each mask of each value that was followed to its end."""
 
-    micros: list[float]
-    values: int
+    values: list[list[float]]
 
     def text(self) -> str:
         """Return the figures as a line of text."""
-        if not self.micros:
+        micros = [each for value in self.values for each in value]
+        if not micros:
             return "no masks"
         shown = ", ".join(
             f"{name} {value:.0f} us"
             for name, value in (
-                ("P50", np.percentile(self.micros, 50)),
-                ("P99", np.percentile(self.micros, 99)),
-                ("longest", max(self.micros)),
+                ("P50", np.percentile(micros, 50)),
+                ("P99", np.percentile(micros, 99)),
+                ("longest", max(micros)),
             )
         )
-        return f"{self.values} values, {len(self.micros)} masks: {shown}"
+        return f"{len(self.values)} values, {len(micros)} masks: {shown}"
 
 
 def mask_times(groups: Iterable[Group]) -> dict[str, MaskTimes]:
     """Return the times of masks by name: galley, llguidance."""
-    found = {name: MaskTimes([], 0) for name in ("galley", "llguidance")}
+    found = {name: MaskTimes([]) for name in ("galley", "llguidance")}
     with tempfile.TemporaryDirectory() as made:
         make_vocabulary(Path(made), VOCABULARY)
         grammars = Grammars(Path(made), VOCABULARY, [EOS])
         vocabulary = load_vocabulary(Path(made), vocab_size=VOCABULARY, eos_token_ids=[EOS])
         for group in groups:
             for name, micros in _of(group, grammars, vocabulary):
-                old = found[name]
-                found[name] = MaskTimes(old.micros + micros, old.values + 1)
+                found[name].values.append(micros)
         grammars.close()
     return found
 

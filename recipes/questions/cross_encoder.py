@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("pairs", type=Path, help="labeled pairs, as for galley cache tune")
     parser.add_argument("--output", type=Path, required=True, help="folder of the cross-encoder")
     parser.add_argument("--held-out", type=Path, required=True, help="file for the other pairs")
-    parser.add_argument("--share", type=float, default=0.7, help="of the texts, to train with")
+    parser.add_argument("--share", type=float, default=0.7, help="share of the texts to train with")
     parser.add_argument("--steps", type=int, default=1000, help=f"batches of {BATCH} pairs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)

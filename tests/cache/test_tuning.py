@@ -168,6 +168,15 @@ def test_the_command_writes_what_it_chose(tmp_path: Path) -> None:
     assert 0.5 < float(agreement.removeprefix("semantic_cache_agreement: ")) < 1
 
 
+def test_a_wrong_file_of_answers_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    data, answers = tmp_path / "pairs.csv", tmp_path / "answers.jsonl"
+    data.write_text("a,b,same\nOne?,1?,1\nOne?,Two?,0\n")
+    answers.write_text("{}\n")
+    done = galley("cache", "tune", data, "--model", tmp_path / "none", "--answers", answers)
+    assert done.returncode == 2
+    assert f"{answers}, line 1" in done.stderr
+
+
 def test_a_settings_file_that_only_its_owner_reads_stays_so(tmp_path: Path) -> None:
     written, link = tmp_path / "own.yaml", tmp_path / "galley.yaml"
     written.write_text("semantic_cache_api_key: secret")

@@ -1,4 +1,4 @@
-"""The page for who comes from faster-whisper: its programs and its commands are run, and hear the same."""
+"""The page for users of faster-whisper: its programs and its command run, and transcribe the same."""
 
 import json
 import re

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pytest
 
-from galley import SamplingParams
 from galley.engine.loaders import load_engine
 from galley.engine.parallel import remote
 from galley.engine.parallel.cpus import cpus_of_ranks
@@ -33,17 +32,14 @@ from galley.ops.communicator import SLOT_BYTES
 from galley.ops.executor import forward
 from galley.service import rank_host
 from galley.service.client import EngineClient
-from galley.service.requests import expand
-from galley.service.streams import OutputStream
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.settings.values import address_text, parsed_address
-from galley.types import EngineRequest
-from galley.types.model_info import ModelInfo
 from tests.cluster.authority import Authority
 from tests.conftest import CheckpointMaker
 from tests.native.harness import ragged
 from tests.server.serving import until
+from tests.service import rank_texts
 
 TOKENS = 300
 SECRET = "a secret of both machines"
@@ -103,29 +99,7 @@ def ranks(folder: Path, tmp_path: Path, links: dict[str, str], count: int) -> It
 
 
 def settings(folder: Path, **more: Any) -> EngineSettings:
-    chosen: dict[str, Any] = {"threads": 1, "kv_cache_tokens": 4096, "weight_cache": False}
-    return EngineSettings(model=str(folder), **(chosen | more))
-
-
-def requests(info: ModelInfo) -> list[EngineRequest]:
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=TOKENS, ignore_eos=True)
-    return [expand([5, 6, i], params, info, request_id=f"r{i}")[0] for i in range(3)]
-
-
-def texts_of_one_process(folder: Path) -> list[list[int]]:
-    engine = load_engine(settings(folder), folder)
-    made = requests(engine.info)
-    texts: dict[str, list[int]] = {one.id: [] for one in made}
-    for one in made:
-        engine.add(one)
-    while engine.has_work:
-        for output in engine.step():
-            texts[output.request_id] += output.tokens
-    return list(texts.values())
-
-
-async def tokens(stream: OutputStream) -> list[int]:
-    return [token async for output in stream for token in output.tokens]
+    return rank_texts.settings(folder, **({"weight_cache": False} | more))
 
 
 def test_killing_a_rank_elsewhere_loses_no_stream(
@@ -139,21 +113,21 @@ def test_killing_a_rank_elsewhere_loses_no_stream(
         chosen = settings(folder, tensor_parallel=3, tensor_parallel_rank=addresses, **token)
         client = await EngineClient.start(chosen, str(folder), max_queue=4)
         try:
-            streams = [client.submit(one) for one in requests(client.info)]
+            streams = [client.submit(one) for one in rank_texts.requests(client.info, 3, TOKENS)]
             first = (await anext(streams[0])).tokens
             for rank in elsewhere:
                 rank.worker.kill()
                 while client.state == "ready":
                     await asyncio.sleep(0.01)
                 await client.ready()
-            texts = await asyncio.gather(*map(tokens, streams))
+            texts = await asyncio.gather(*map(rank_texts.tokens_of, streams))
             assert client.restarts == 2
             return [[*first, *texts[0]], *texts[1:]]
         finally:
             await client.close()
 
     with ranks(folder, tmp_path, token, 2) as elsewhere:
-        assert asyncio.run(run(elsewhere)) == texts_of_one_process(folder)
+        assert asyncio.run(run(elsewhere)) == rank_texts.texts_of_one_process(folder, 3, TOKENS)
 
 
 def test_encrypted_rows_have_the_same_bits_with_a_rank_here_and_one_elsewhere(

@@ -53,8 +53,8 @@ def test_both_sides_send_more_than_a_connection_holds_before_either_reads(access
             side.put(body)
         got: list[bytes | None] = [None, None]
         sent = [False, False]
-        until = time.monotonic() + 30
-        while (None in got or not all(sent)) and time.monotonic() < until:
+        deadline = time.monotonic() + 30
+        while (None in got or not all(sent)) and time.monotonic() < deadline:
             for i, side in enumerate(sides):
                 sent[i] = sent[i] or side.flush()
                 if got[i] is None and (taken := side.take()) is not None:

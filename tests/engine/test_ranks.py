@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from galley.engine.loaders import load_engine
 from galley.engine.parallel import factory, rank
 from galley.engine.parallel.executor import ParallelExecutor
-from galley.engine.parallel.frames import Begin, Block, Channel
+from galley.engine.parallel.frames import Allocate, Begin, Block, Channel, encode
 from galley.engine.parallel.links import RankLink
 from galley.engine.read_model import read_model
 from galley.errors import EngineFailed, RankKilled, SettingsError
@@ -22,7 +23,7 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import Weights
 from galley.graph.divide.sharding import divide_heads
 from galley.graph.program import Program
-from galley.ops.communicator import communicator, new_memory
+from galley.ops.communicator import communicator, mapped_memory, new_memory
 from galley.ops.cpu import CpuExecutor
 from galley.ops.executor import ExecutorOptions
 from galley.settings.engine import EngineSettings
@@ -167,7 +168,7 @@ def test_a_rank_that_ends_because_of_another_gives_no_reason() -> None:
     errors = []
     for status in (0, 1, -signal.SIGKILL):
         file = new_memory(2, 64)
-        shared = communicator(file, 0, 2, 64)
+        shared = communicator(mapped_memory(file, 2, 64), 0, 2, 64)
         os.close(file)
         ours, theirs = socket.socketpair()
         link = RankLink(1, ours, shared, partial(int, status))
@@ -209,3 +210,19 @@ def test_a_rank_that_cannot_pack_an_adapter_ends(
         assert engine._adapters is not None
         with pytest.raises(EngineFailed, match="rank 1: ValueError: spoiled"):
             engine._adapters._pack(made)
+
+
+def test_a_rank_alone_on_its_machine_says_which_setting_exceeds_its_memory(
+    checkpoint: CheckpointMaker,
+) -> None:
+    folder = checkpoint("llama")
+    engine = load_engine(settings_of(folder, tensor_parallel=1), folder)
+    executor = engine._executor
+    assert isinstance(executor, CpuExecutor)
+    ours, theirs = socket.socketpair()
+    shared = communicator(mapped_memory(-1, 2, 64), 1, 2, 64)
+    with ours, theirs:
+        ours.sendall(encode(Allocate(blocks=1 << 40, states=0)))
+        with pytest.raises(SettingsError, match="set kv_cache_tokens to a smaller number"):
+            rank.serve(Channel(theirs), executor, shared, alone=True)
+    engine.close()

@@ -1,4 +1,4 @@
-"""``galley lab``: verdicts, pages, and runs that go on where they were."""
+"""``galley lab``: verdicts, pages, and runs that continue where they were."""
 
 import json
 import math

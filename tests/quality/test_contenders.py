@@ -255,6 +255,8 @@ def test_the_advice_weighs_speed_and_loss() -> None:
         "Take fast: with 32 requests at a time it generates 250 tokens/s, 2.5 times as many"
     )
     assert "98.5% of positions" in said
+    said = advice(comparison(contender("slow", 12.34, None), contender("fast", 1234, None)))
+    assert "generates 1,230 tokens/s, 100 times as many as slow (12.3)" in said
     lossy = contender("lossy", 900, 0.5)
     said = advice(comparison(slow, lossy))
     assert said.startswith("Take slow")

@@ -7,8 +7,8 @@ import pytest
 
 from galley.engine.memory import RESERVE_BYTES
 from galley.errors import NotEnoughMemory
+from galley.runtimes import library_memory
 from galley.runtimes import onnx as engine
-from galley.runtimes import tensor_memory
 from galley.server.ledger import ledger_lines
 from galley.settings.engine import EngineSettings
 from galley.types.model_info import Ledger
@@ -62,7 +62,7 @@ def test_a_model_that_cannot_fit_is_not_loaded(
         raise AssertionError
 
     free = RESERVE_BYTES + 2 * large.stat().st_size - 1
-    monkeypatch.setattr(tensor_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(library_memory, "available_memory", lambda: free)
     monkeypatch.setattr(engine._Sessions, "of_model", never)
     with pytest.raises(NotEnoughMemory, match=r"(?s)needs .*1 B more.*fewer instances than 2"):
         ledger_of(large, '{"instances": 2}')
@@ -71,7 +71,7 @@ def test_a_model_that_cannot_fit_is_not_loaded(
 def test_what_is_measured_has_to_fit(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library takes more than the file has."""
     free = RESERVE_BYTES + large.stat().st_size
-    monkeypatch.setattr(tensor_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(library_memory, "available_memory", lambda: free)
     with pytest.raises(NotEnoughMemory, match=r"large\.onnx does not fit in memory: it needs "):
         ledger_of(large, '{"batch_axis": "first", "batch_invariant": true}')
 
@@ -84,6 +84,6 @@ def test_external_data_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     onnx_files.perceptron(file)
     assert engine.load.least_bytes(file) == file.stat().st_size
     file = onnx_files.with_external_data(file)
-    monkeypatch.setattr(tensor_memory, "available_memory", lambda: RESERVE_BYTES + size - 1)
+    monkeypatch.setattr(library_memory, "available_memory", lambda: RESERVE_BYTES + size - 1)
     with pytest.raises(NotEnoughMemory):
         ledger_of(file)

@@ -8,7 +8,7 @@ import pytest
 
 from galley.engine.memory import RESERVE_BYTES
 from galley.errors import NotEnoughMemory
-from galley.runtimes import text_memory
+from galley.runtimes import library_memory, text_memory
 from galley.server.ledger import ledger_lines
 from galley.service.protocol import find_loader
 from galley.settings.engine import EngineSettings
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_fit_is_not_loaded(
 ) -> None:
     planned = model.ledger()
     free = RESERVE_BYTES + planned.weights + planned.kv - 1
-    monkeypatch.setattr(text_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(library_memory, "available_memory", lambda: free)
     monkeypatch.setattr(text_memory.TextMemory, "loaded", lambda memory: 1 / 0)
     with pytest.raises(NotEnoughMemory, match=r"(?s)tiny.* needs .*1 B more memory") as error:
         model.ledger()
@@ -128,6 +128,6 @@ def test_what_is_measured_has_to_fit(model: Model, monkeypatch: pytest.MonkeyPat
     taken = iter((1, 1 + planned.weights + planned.kv + 2))
     monkeypatch.setattr(text_memory, "resident_memory", lambda pid: next(taken))
     free = RESERVE_BYTES + planned.weights + planned.kv + 1
-    monkeypatch.setattr(text_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(library_memory, "available_memory", lambda: free)
     with pytest.raises(NotEnoughMemory, match=r"(?s)buffers 2 B.*1 B more memory"):
         model.ledger()

@@ -4,49 +4,16 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 import psutil
 
-from galley import SamplingParams
-from galley.engine.loaders import load_engine
 from galley.gateway.registry import Registry
 from galley.service.client import EngineClient
-from galley.service.requests import expand
-from galley.service.streams import OutputStream
 from galley.settings.config import Settings
-from galley.settings.engine import EngineSettings
-from galley.types import EngineRequest
-from galley.types.model_info import ModelInfo
 from tests.conftest import CheckpointMaker
+from tests.service import rank_texts
 
 COUNT = 400
-
-
-def settings(folder: Path, **more: Any) -> EngineSettings:
-    return EngineSettings(model=str(folder), threads=1, kv_cache_tokens=4096, **more)
-
-
-def requests(info: ModelInfo) -> list[EngineRequest]:
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=COUNT, ignore_eos=True)
-    return [expand([5, 6, i], params, info, request_id=f"r{i}")[0] for i in range(4)]
-
-
-def texts_of_one_process(folder: Path) -> list[list[int]]:
-    engine = load_engine(settings(folder), folder)
-    made = requests(engine.info)
-    texts: dict[str, list[int]] = {one.id: [] for one in made}
-    for one in made:
-        engine.add(one)
-    while engine.has_work:
-        for output in engine.step():
-            texts[output.request_id] += output.tokens
-    return list(texts.values())
-
-
-async def tokens(stream: OutputStream) -> list[int]:
-    return [token async for output in stream for token in output.tokens]
 
 
 def rank_of(engine: int) -> int:
@@ -62,11 +29,11 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
     async def run() -> list[list[int]]:
         folder = checkpoint("llama")
         client = await EngineClient.start(
-            settings(folder, tensor_parallel=2), str(folder), max_queue=4
+            rank_texts.settings(folder, tensor_parallel=2), str(folder), max_queue=4
         )
         seen: set[int] = set()
         try:
-            streams = [client.submit(one) for one in requests(client.info)]
+            streams = [client.submit(one) for one in rank_texts.requests(client.info, 4, COUNT)]
             first = (await anext(streams[0])).tokens
             for of_engine in (False, True):
                 [engine] = client.engine_pids
@@ -79,7 +46,7 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
                     await asyncio.sleep(0.01)
                 await client.ready()
             seen |= {*client.engine_pids, rank_of(client.engine_pids[0])}
-            texts = await asyncio.gather(*map(tokens, streams))
+            texts = await asyncio.gather(*map(rank_texts.tokens_of, streams))
             assert client.restarts == 2
             texts[0] = [*first, *texts[0]]
         finally:
@@ -90,7 +57,7 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
         assert not any(map(psutil.pid_exists, seen))
         return list(texts)
 
-    assert asyncio.run(run()) == texts_of_one_process(checkpoint("llama"))
+    assert asyncio.run(run()) == rank_texts.texts_of_one_process(checkpoint("llama"), 4, COUNT)
 
 
 def test_the_memory_of_all_ranks_is_the_engines(checkpoint: CheckpointMaker) -> None:

@@ -85,3 +85,15 @@ def test_no_space_is_named_and_may_be_tried_again(
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
         with pytest.raises(EngineNotReady, match="No space left on device; set TMPDIR"):
             KeptRecording(decoder.open(encode("wav", tune(1)), apart=True))
+
+
+def test_a_temporary_file_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Decoder(most=1) as decoder:
+        recording = decoder.open(encode("wav", tune(1)), apart=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(EngineNotReady, match="missing: No such file or directory; set TMPDIR"):
+            KeptRecording(recording)
+        monkeypatch.undo()
+        decoder.open(encode("wav", tune(1))).close()

@@ -22,9 +22,11 @@ from transformers.generation import (
 )
 
 from galley import QualityRules, SpeechOptions, TranscribeOptions, Transcriber
-from galley.errors import AudioError, AudioTooLong, ModelError, RequestError
+from galley.errors import AudioError, AudioTooLong, ModelError, ModelNotFound, RequestError
 from galley.speech import captions
 from galley.speech.audio import RawPcm, Recording
+from galley.speech.decoder import Decoder
+from galley.speech.diarize.options import DiarizeOptions, NetFiles
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
 from galley.text.tokenizer import Tokenizer
@@ -268,6 +270,20 @@ def test_what_cannot_be_transcribed_is_refused(transcriber: Transcriber) -> None
         list(transcriber.transcribe(CALL, max_seconds=5))
     with pytest.raises(RequestError, match="does not support french"):
         transcriber.transcribe(CALL, TranscribeOptions(language="fr"))
+
+
+def test_a_recording_is_closed_if_its_work_cannot_begin(
+    transcriber: Transcriber, tmp_path: Path
+) -> None:
+    files = NetFiles(tmp_path)
+    with Decoder(most=1) as decoder:  # which refuses another recording while one is open
+        recording = decoder.open(CALL)
+        with pytest.raises(RequestError, match="french"):
+            transcriber.transcribe_audio(recording, TranscribeOptions(language="fr"))
+        recording = decoder.open(CALL)
+        with pytest.raises(ModelNotFound):
+            transcriber.diarize_audio(recording, DiarizeOptions(), models=files)
+        decoder.open(CALL).close()
 
 
 def test_a_text_model_is_refused(checkpoint: CheckpointMaker) -> None:

@@ -63,11 +63,12 @@ def agreements(pairs: Sequence[Pair], similarity: Callable[[str, str], float]) -
     for pair in pairs:
         agreeing = same if pair.same else different
         agreeing[_step(pair, similarity)] += 1
-    alarms, missed = 0, sum(different)
+    all_same, all_different = sum(same), sum(different)
+    alarms, missed = 0, all_different
     found = []
     for step in range(1, _STEPS + 1):
         alarms, missed = alarms + same[step - 1], missed - different[step - 1]
-        found.append(Agreement(step / _STEPS, alarms, sum(same), missed, sum(different)))
+        found.append(Agreement(step / _STEPS, alarms, all_same, missed, all_different))
     return found
 
 

@@ -79,7 +79,7 @@ class Limits:
 
     threshold: float
     ranking: float | None = None
-    agreement: float = 0.65
+    agreement: float
     entries: int = 50_000
 
 

@@ -223,8 +223,8 @@ class _Check:
         served = self._model.options.weight_dtype
         if self._original is not self._model:
             return kinds
-        if (bytes_of := WEIGHT_DTYPES[served].layout) in kinds:
-            return kinds[kinds.index(bytes_of) :]
+        if (layout := WEIGHT_DTYPES[served].layout) in kinds:
+            return kinds[kinds.index(layout) :]
         return kinds[kinds.index(served) + 1 :] if served in kinds else []
 
     def _compare(self, pieces: Iterator[tuple[int, Logits]]) -> Loss:

@@ -53,7 +53,7 @@ _AGREEMENT: Final = "semantic_cache_agreement"
 @click.option(
     "--write",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="settings file, such as galley.yaml, in which to set the threshold",
+    help="settings file, such as galley.yaml, in which to set what was found",
 )
 def tune(
     data: Path,
@@ -81,6 +81,7 @@ def tune(
     settings = Settings.load({})
     budget = settings.semantic_cache_budget if budget is None else budget
     pairs = read_pairs(data)
+    answer_pairs = None if answers is None else read_pairs(answers)
     scored = _scored(pairs, settings, model, url, reranker)
     found, bare = results(scored), results(scored, facts=False)
     best = chosen(found, budget)
@@ -95,8 +96,9 @@ def tune(
     lines = {_THRESHOLD: f"{best.threshold:.3f}"}
     if best.ranking is not None:
         lines[_RERANKER_THRESHOLD] = f"{best.ranking:.6g}"
-    if answers is not None:
-        lines[_AGREEMENT] = f"{_agreement(answers, settings, model, url, budget).threshold:.3f}"
+    if answer_pairs is not None:
+        agreement = _agreement(answer_pairs, settings, model, url, budget)
+        lines[_AGREEMENT] = f"{agreement.threshold:.3f}"
     click.echo("\n".join(f"{name}: {value}" for name, value in lines.items()))
     if write is not None:
         set_in(write, lines)
@@ -104,13 +106,12 @@ def tune(
 
 
 def _agreement(
-    data: Path, settings: "Settings", model: str | None, url: str | None, budget: float
+    pairs: "Sequence[Pair]", settings: "Settings", model: str | None, url: str | None, budget: float
 ) -> "Agreement":
     """Print the mistakes of each cosine of two answers, and return the best one."""
     from galley.cache.agreement import agreements, chosen_agreement
-    from galley.cache.tuning import fewest_hits, read_pairs
+    from galley.cache.tuning import fewest_hits
 
-    pairs = read_pairs(data)
     found = agreements(pairs, _similarity(pairs, settings, model, url))
     best = chosen_agreement(found, budget)
     shown = [one for one in found if one.threshold in _SHOWN or one is best]
@@ -152,17 +153,15 @@ def _print(found: "Sequence[Result]", best: "Result | None", pairs: int) -> None
     header = ("threshold", "hits", "hit rate", "of 95 %", "false", "of hits", "of 95 %")
     rows = []
     for one in shown:
-        rate, false = interval(one.hits - one.false, one.same), interval(one.false, one.hits)
+        low, high = interval(one.hits - one.false, one.same)
         mark = " *" if one is best else ""
         rows.append(
             (
                 f"{one.threshold:.3f}{mark}",
                 str(one.hits),
                 f"{100 * one.hit_rate:.1f} %",
-                f"{100 * rate[0]:.1f} to {100 * rate[1]:.1f}",
-                str(one.false),
-                f"{100 * one.false_rate:.2f} %",
-                f"{100 * false[0]:.2f} to {100 * false[1]:.2f}",
+                f"{100 * low:.1f} to {100 * high:.1f}",
+                *_counted(one.false, one.hits),
             )
         )
     click.echo(f"{pairs} pairs, {found[0].same} of which mean the same (the hit rate is of these)")

@@ -7,7 +7,7 @@ import sys
 
 from galley.cluster.host import ReplicaHost
 from galley.errors import GalleyError, SettingsError
-from galley.links.access import Access, read_access
+from galley.links.access import UNENCRYPTED, Access, read_access
 from galley.observe import logs
 from galley.observe.logs import say
 from galley.settings.config import LOOPBACK_HOSTS, Settings
@@ -37,11 +37,7 @@ def run_replica(settings: Settings) -> int:
         )
     access = read_access(settings)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
-        log.warning(
-            "%s is reachable from other machines without encryption: set cluster_ca, cluster_cert and "
-            "cluster_key, or keep the network private",
-            settings.host,
-        )
+        log.warning(UNENCRYPTED, settings.host)
     plan = settings.transfer_plan
     if settings.host not in LOOPBACK_HOSTS and plan and plan.offers and plan.is_local:
         log.warning(
@@ -74,10 +70,8 @@ async def _run(settings: Settings, access: Access) -> int:
         await stopping
         await host.leave()
     except OSError as error:
-        say(
-            f"galley: cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            sys.stderr,
-        )
+        where = address_text(settings.host, settings.port)
+        say(f"galley: cannot listen on {where}: {error.strerror or error}", sys.stderr)
         return 1
     except GalleyError as error:
         say(f"galley: cannot start: {error}", sys.stderr)

@@ -113,13 +113,8 @@ class BlockServer:
                 time.sleep(0.05)  # such as out of descriptors, which passes
                 continue
             try:
-                self._strangers.add(raw)
-                threading.Thread(
-                    target=self._serve, args=(raw,), daemon=True, name="galley-block-sender"
-                ).start()
+                self._strangers.greet(raw, self._serve, "galley-block-sender")
             except (OSError, RuntimeError) as error:  # too many threads or files, which passes
-                self._strangers.remove(raw)
-                raw.close()
                 self._warnings.add(f"blocks were not sent: {error}")
 
     def _begin(self, raw: socket.socket, link: SealedSocket) -> bool:

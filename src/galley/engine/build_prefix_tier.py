@@ -26,7 +26,7 @@ from galley.engine.prefix_writer import QUEUE_BYTES
 from galley.errors import DISTRIBUTION, SettingsError
 from galley.formats.model_files import files_digest
 from galley.graph.program import Program
-from galley.links.access import read_access
+from galley.links.access import UNENCRYPTED, read_access
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
@@ -164,11 +164,7 @@ class TierBuilder:
                 f"kv_transfer: {plan.host}:{plan.port} cannot be used: {error.strerror or error}"
             ) from error
         if access.as_replica is None and not plan.is_local:
-            log.warning(
-                "kv_transfer %s is reachable from other machines without encryption: set cluster_ca, "
-                "cluster_cert and cluster_key, or keep the network private",
-                plan.host,
-            )
+            log.warning(UNENCRYPTED, f"kv_transfer {plan.host}")
         tier.offer(offers, server)
         return tier, port
 

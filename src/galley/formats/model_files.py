@@ -1,4 +1,4 @@
-"""A digest of all files of a model, which identifies what is computed from them."""
+"""Digests of a model's files, which identify what is computed from them."""
 
 import hashlib
 import os
@@ -17,9 +17,8 @@ _LOCATION: Final = re.compile(rb"\x0a\x08location\x12([\x00-\x7f]|[\x80-\xff][\x
 """The protobuf entry by which a tensor in an ONNX file names the file with its values: its key, and the
 type and length of its value."""
 
-
 _SAMPLES: Final = 2048
-"""Pieces of a file, close enough that a matrix which differs is met by one."""
+"""Pieces that are read of a large file. They are closer together than a large matrix is long."""
 
 _SAMPLE_BYTES: Final = 4096
 

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 from galley.errors import (
@@ -334,21 +333,29 @@ def _warmup_input(name: str, given: Any, rows: list[int], file: Path) -> Mapping
             file=str(file),
             field="model_warmup.inputs.dims",
         )
-    spec = SimpleNamespace(name=name, dims=given.dims, data_type=given.data_type)
-    [described] = _specs([spec], False, file)
-    return {**described, "shape": [*rows, *given.dims], "random": given.random_data}
+    return {
+        "name": name,
+        "datatype": _datatype(name, given.data_type, file),
+        "shape": [*rows, *given.dims],
+        "random": given.random_data,
+    }
 
 
 def _specs(declared: Sequence[Any], batched: bool, file: Path) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "name": one.name,
+            "datatype": _datatype(one.name, one.data_type, file),
+            "shape": [*([-1] if batched else []), *one.dims],
+        }
+        for one in declared
+    ]
+
+
+def _datatype(name: str, number: int, file: Path) -> str:
+    """Return the type of an input or output, as the protocol names it."""
     names = {number: name.removeprefix("TYPE_") for name, number in _ENUMS["DataType"].items()}
-    specs: list[Mapping[str, Any]] = []
-    for one in declared:
-        datatype = names[one.data_type]
-        if datatype not in _DATATYPES:
-            raise CheckpointError(
-                f"{one.name!r} is TYPE_{datatype}", file=str(file), field="data_type"
-            )
-        datatype = "BYTES" if datatype == "STRING" else datatype
-        shape = [*([-1] if batched else []), *one.dims]
-        specs.append({"name": one.name, "datatype": datatype, "shape": shape})
-    return specs
+    datatype = names[number]
+    if datatype not in _DATATYPES:
+        raise CheckpointError(f"{name!r} is TYPE_{datatype}", file=str(file), field="data_type")
+    return "BYTES" if datatype == "STRING" else datatype

@@ -10,6 +10,12 @@ from galley.errors import SettingsError
 SHORTEST_TOKEN: Final = 16
 """Minimum length of a token in bytes."""
 
+UNENCRYPTED: Final = (
+    "%s is reachable from other machines without encryption: set cluster_ca, cluster_cert and "
+    "cluster_key, or keep the network private"
+)
+"""Warning of a process that listens at an address."""
+
 
 class LinkFiles(Protocol):
     """The paths of the files; the names are those of the files."""

@@ -52,7 +52,7 @@ class SealedSocket:
         hang_up(self._socket)
 
     def detach(self) -> tuple[socket.socket, Seals]:
-        """Return what the connection consists of, for use by somebody else."""
+        """Return the socket and the seals, for another object to use instead of this one."""
         return self._socket, self._seals
 
     def shake_hands(self, handshake: Handshake) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Callable
 
 from galley.links.sockets import hang_up
 
@@ -18,6 +19,25 @@ class Strangers:
         self._lock = threading.Lock()
         self._handles: dict[socket.socket, socket.socket] = {}
         """Socket -> a duplicate, which can end the connection after TLS has taken it over; oldest first."""
+
+    def greet(self, raw: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+        """Add a socket, and start a thread for it.
+
+        Args:
+            raw: an accepted socket; it is closed if there is no thread for it.
+            serve: shakes hands, calls :meth:`remove`, serves the other side, and closes the socket.
+            name: the thread's name.
+
+        Raises:
+            OSError, RuntimeError: there is no descriptor or no thread left.
+        """
+        try:
+            self.add(raw)
+            threading.Thread(target=serve, args=(raw,), daemon=True, name=name).start()
+        except (OSError, RuntimeError):
+            self.remove(raw)
+            raw.close()
+            raise
 
     def add(self, raw: socket.socket) -> None:
         """Add a socket, and hang up on the oldest if there are too many.

@@ -41,13 +41,8 @@ def mapped_memory(file: int, ranks: int, slot_bytes: int) -> npt.NDArray[np.uint
     return np.frombuffer(mmap.mmap(file, memory_bytes(ranks, slot_bytes)), np.uint8)
 
 
-def communicator_over(
+def communicator(
     memory: npt.NDArray[np.uint8], rank: int, ranks: int, slot_bytes: int
 ) -> Communicator:
-    """Return a rank's communicator over memory."""
+    """Return a rank's communicator over memory of :func:`mapped_memory`."""
     return Communicator(memory, rank, ranks, slot_bytes, TIMEOUT_MS)
-
-
-def communicator(file: int, rank: int, ranks: int, slot_bytes: int) -> Communicator:
-    """Return a rank's communicator over the memory of a descriptor, which may then be closed."""
-    return communicator_over(mapped_memory(file, ranks, slot_bytes), rank, ranks, slot_bytes)

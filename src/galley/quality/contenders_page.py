@@ -106,36 +106,36 @@ def advice(comparison: Comparison) -> str:
     running = [one for one in comparison.contenders if one.points]
     if not running:
         return "None of the engines can be taken: each of them failed."
-    whole = [one for one in running if not any(point.errors for point in one.points)]
-    exact = _exact(whole or running)
+    reliable = [one for one in running if not any(p.errors for p in one.points)] or running
+    exact = _exact(reliable)
     fastest, *others = sorted(exact, key=_throughput, reverse=True)
     load = fastest.points[-1].load
     does = (
-        "transcribes {:.3g} seconds of audio per second"
+        "transcribes {} seconds of audio per second"
         if comparison.speech
-        else "generates {:.3g} tokens/s"
+        else "generates {} tokens/s"
     )
     said = f"Take {_name(fastest)}: with {load:g} request{'s' * (load != 1)} at a time it "
-    said += does.format(_throughput(fastest))
+    said += does.format(_rounded(_throughput(fastest), 3))
     if others:
         second = others[0]
         ratio = _throughput(fastest) / max(_throughput(second), 1e-9)
-        compared = f"{_name(second)} ({_throughput(second):.3g})"
+        compared = f"{_name(second)} ({_rounded(_throughput(second), 3)})"
         if ratio < _CLOSE:
             said += f", as many as {compared} within {_CLOSE - 1:.0%}"
         else:
-            said += f", {ratio:.2g} times as many as {compared}"
+            said += f", {_rounded(ratio, 2)} times as many as {compared}"
     if fastest.loss is not None:
         said += (
             f", and its likeliest token is that of float32 at {fastest.loss.top1:.1%} of positions"
         )
     if fastest.wer is not None:
         said += f", and its word error rate is {fastest.wer:.1%}"
-    left = [_name(one) for one in whole or running if one not in exact]
+    left = [_name(one) for one in reliable if one not in exact]
     if left:
         lost = "made too many word errors" if comparison.speech else "lost too many of these tokens"
         said += f". {' and '.join(left)} {lost} to be considered"
-    failed = [_name(one) for one in running if one not in (whole or running)]
+    failed = [_name(one) for one in running if one not in reliable]
     if failed:
         said += f". {' and '.join(failed)} did not answer all requests"
     return said + "."
@@ -151,6 +151,11 @@ def _exact(running: Sequence[Contender]) -> list[Contender]:
         if (one.loss is None or one.loss.top1 >= best_top1 - _LOST)
         and (one.wer is None or one.wer <= best_wer + _WORSE)
     ]
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Return a value with this many significant digits, without an exponent."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"
 
 
 def _throughput(one: Contender) -> float:

@@ -121,7 +121,7 @@ def _sensitivity(comparison: Comparison) -> str:
 
 
 def _shares(measured: Measured) -> list[float]:
-    """Return the percent of the loss in the first 0, 1, 2, ... of the tokens with the greatest loss."""
+    """Return the percentage of the loss in the first 0, 1, 2, ... of the tokens with the greatest loss."""
     losses = [one.kl * one.positions for one in measured.tokens]
     total = sum(losses)
     parts = accumulate(losses[:_CURVE], initial=0.0)

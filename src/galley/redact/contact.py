@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from galley.redact.name_tables import STATES
 from galley.redact.spans import Span, words
 from galley.redact.tokens import Token, runs
 
@@ -59,12 +60,8 @@ _FORCES: Final = re.compile(
     r"\d{5}(?:-\d{4})?\b"
 )
 """Addresses of the US forces."""
-_STATES: Final = frozenset(
-    words(
-        "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
-        "NM NY NC ND OH OK OR PA RI SC SD TN TX UT VT VA WA WV WI WY AA AE AP PR GU AS MP VI FM MH PW"
-    )
-)
+_STATES: Final = STATES | frozenset(words("AA AE AP PR GU AS MP VI FM MH PW"))
+"""Postal abbreviations of states, forces and territories."""
 _STATE_NAMES: Final = frozenset(
     words(
         "alabama alaska arizona arkansas california colorado connecticut delaware florida georgia "

@@ -1,4 +1,4 @@
-"""Words that announce names, and words that look like names and are none."""
+"""Words that announce names, and words that look like names but are not."""
 
 from typing import Final
 
@@ -93,7 +93,7 @@ NO_PERSON: Final = frozenset(
         "island beach house hall tower building day effect law act test limited sons court gardens"
     )
 )
-"""What these end is a place or a firm that is named after a person."""
+"""Last words of places and firms, of which many are named after people."""
 STATES: Final = frozenset(
     words(
         "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
@@ -110,7 +110,7 @@ DOES: Final = frozenset(
         "wrote writes came went gave sent took lives lived works worked"
     )
 )
-"""What a person does; after an unknown word at the beginning of a sentence, it is a name."""
+"""What people do: an unknown word at the beginning of a sentence is a name if one of these follows."""
 TOWNS: Final = (
     "ville", "town", "burgh", "borough", "bury", "shire", "mouth", "chester", "furt", "fort", "haven",
     "side", "stad", "port", "view",

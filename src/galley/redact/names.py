@@ -43,20 +43,28 @@ _SPELLED: Final = 3
 
 
 class Lists(NamedTuple):
-    """Words in lower case: first names, surnames, names that are English words, and common words."""
+    """Words in lower case.
+
+    Attributes:
+        first, last: first names and surnames.
+        also_words: names that are English words.
+        common: common words.
+        listed: all names.
+    """
 
     first: frozenset[str]
     last: frozenset[str]
     also_words: frozenset[str]
     common: frozenset[str]
+    listed: frozenset[str]
 
 
 @lru_cache(maxsize=1)
 def lists() -> Lists:
     """Return the lists of names, read once."""
-    return Lists(
-        *map(frozenset, map(words, lzma.decompress(_FILE.read_bytes()).decode().splitlines()))
-    )
+    lines = lzma.decompress(_FILE.read_bytes()).decode().splitlines()
+    first, last, also_words, common = (frozenset(words(line)) for line in lines)
+    return Lists(first, last, also_words, common, first | last)
 
 
 def names(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
@@ -115,15 +123,16 @@ def _listed(tokens: Sequence[Token], at: int) -> int | None:
         return None
     known = lists()
     last = _run(tokens, at)
-    word, following = _bare(tokens[at]), _bare(tokens[last])
+    word = _bare(tokens[at])
     if _is_other(tokens, at, last):
         return None
-    certain = word in known.first and word not in known.also_words
     if last > at:
-        return last if _is_pair(word, following) else None
-    if certain and word not in PLACES:
+        return last if _is_pair(word, _bare(tokens[last])) else None
+    if word in known.also_words or word in PLACES:
+        return None
+    if word in known.first:
         return at
-    if word in known.common | known.also_words | PLACES or _is_place(tokens, at):
+    if word in known.common or _is_place(tokens, at):
         return None
     if _phrases(tokens, at) & WEAK:
         return None
@@ -137,23 +146,22 @@ def _joined(tokens: Sequence[Token], at: int) -> int | None:
     if tokens[at - 1].word not in (",", "and", "or") or not _capital(tokens[at]):
         return None
     last = _run(tokens, at)
-    plain = word in known.common and word not in known.first | known.last
+    plain = word in known.common and word not in known.listed
     return None if plain or _is_other(tokens, at, last) else last
 
 
 def _is_pair(word: str, following: str) -> bool:
     """Return whether two capitalized words are a first name and a surname.
 
-    A word of neither list is one of another language if it is no English word; a firm has such a name,
-    too, but seldom two.
+    A word that is neither listed nor a common English word may be a foreign name. A firm may have such a
+    name, too, but seldom one of two words.
     """
     known = lists()
-    listed = known.first | known.last
-    if word in known.first and (following in listed or following not in known.common):
+    if word in known.first and (following in known.listed or following not in known.common):
         return True
-    if following in listed and following not in known.also_words:
+    if following in known.listed and following not in known.also_words:
         return word not in known.common
-    return {word, following}.isdisjoint(known.common | PLACES)
+    return all({word, following}.isdisjoint(others) for others in (known.common, PLACES))
 
 
 def _without_capitals(tokens: Sequence[Token], at: int) -> int | None:
@@ -166,7 +174,7 @@ def _without_capitals(tokens: Sequence[Token], at: int) -> int | None:
 
 
 def _listed_without_capitals(tokens: Sequence[Token], at: int) -> int | None:
-    """Return the last token of a first name with a surname, both in lower case and no words."""
+    """Return the last token of a first name with a surname, both in lower case and not English words."""
     known = lists()
     name = tokens[at].word
     if name not in known.first or name in known.also_words:
@@ -180,7 +188,7 @@ def _extended(tokens: Sequence[Token], at: int) -> int:
     known, last = lists(), at
     for index in range(at + 1, min(len(tokens), at + _NAME_WORDS)):
         word = tokens[index].word
-        if word in known.last | known.first and word not in known.also_words | known.common:
+        if word in known.listed and word not in known.also_words and word not in known.common:
             last = index
         elif word not in PARTICLES:
             break

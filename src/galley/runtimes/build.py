@@ -11,9 +11,10 @@ from galley.errors import CheckpointError, SettingsError
 from galley.machine import available_cores
 from galley.runtimes.compute import Compute
 from galley.runtimes.library import OF_TEXT, model_file, refuse_settings, step_meter
+from galley.runtimes.library_memory import planned_ledger
 from galley.runtimes.padding import Padding, padding_of
 from galley.runtimes.tensor_engine import TensorEngine
-from galley.runtimes.tensor_memory import MeasuredMemory, expected_ledger
+from galley.runtimes.tensor_memory import MeasuredMemory
 from galley.runtimes.tensor_model import BatchOptions, LoadSettings, TensorModel
 from galley.runtimes.trial import Trial, examine, keeps_places
 from galley.runtimes.warmup import warm_up
@@ -138,12 +139,12 @@ class TensorLoader(Generic[Options]):
 
     def _expected(self, file: Path, options: Options, threads: int) -> Ledger:
         """Return the ledger before the file is loaded."""
-        return expected_ledger(
+        return planned_ledger(
             family=self.platform,
             executor=self.executor,
             device=options.device,
             threads=threads * options.instances,
-            rows=options.max_batch_size,
+            step_tokens=options.max_batch_size,
             weights=self.least_bytes(file) * options.instances,
         )
 

@@ -20,7 +20,7 @@ from galley.runtimes.batched import BatchedRuntime
 from galley.runtimes.ctranslate2_text import DECODER_SPEC, CTranslate2Texts, text_info
 from galley.runtimes.ctranslate2_whisper import CTranslate2Whisper, whisper_info
 from galley.runtimes.library import import_library, refuse_settings
-from galley.runtimes.text_build import first_line
+from galley.runtimes.text_build import announced, first_line
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_memory import TextMemory, bytes_of
 from galley.settings.engine import EngineSettings
@@ -77,10 +77,7 @@ def load(
         (info, vocabulary), kind = text_info(settings, folder), library.Generator
     memory = _memory(settings, folder, options, info)
     model = _open(kind, folder, options, settings)
-    if memory is not None:
-        info = msgspec.structs.replace(info, ledger=memory.loaded())
-    if info.ledger is not None and on_ledger is not None:
-        on_ledger(info.ledger)
+    info = msgspec.structs.replace(info, ledger=announced(memory, on_ledger))
     clock.end("load")
     limits = _limits(settings, options)
     if spec == WHISPER_SPEC:

@@ -17,7 +17,7 @@ from galley.formats.reader import open_checkpoint
 from galley.grammar.matcher import Grammars
 from galley.runtimes.library import step_meter
 from galley.runtimes.llama_cpp_executor import LlamaCppExecutor, LlamaCppOptions
-from galley.runtimes.text_build import check_settings, text_info, text_memory, text_sizes
+from galley.runtimes.text_build import announced, check_settings, text_info, text_memory, text_sizes
 from galley.runtimes.text_memory import bytes_of
 from galley.settings.engine import EngineSettings
 from galley.types import BLOCK_TOKENS, OnPhase
@@ -86,9 +86,7 @@ def load(
     memory = text_memory(settings, checkpoint, sizes, "llama.cpp", weights)
     executor = LlamaCppExecutor(files[0], options, sizes)
     executor.allocate_kv(blocks)
-    ledger = None if memory is None else memory.loaded()
-    if ledger is not None and on_ledger is not None:
-        on_ledger(ledger)
+    ledger = announced(memory, on_ledger)
     clock.end("load")
     info = text_info(
         settings, checkpoint, sizes, "llama.cpp", _UNSUPPORTED, clock, ledger, scores=True

@@ -20,7 +20,7 @@ from galley.models.fields import Fields
 from galley.runtimes.drawing import LIKELIEST, drawing
 from galley.runtimes.genai_config import has_own_batches, most_texts, read_genai_config
 from galley.runtimes.library import import_library, refuse_settings, step_meter
-from galley.runtimes.text_build import first_line
+from galley.runtimes.text_build import announced, first_line
 from galley.runtimes.text_engine import TextEngine
 from galley.runtimes.text_memory import TextMemory, bytes_of
 from galley.runtimes.text_runtime import NO_LIMIT, Advance, Cache
@@ -241,10 +241,7 @@ def load(
             weights=bytes_of(file for file in folder.iterdir() if ".onnx" in file.name),
         )
     runtime = _runtime(library, settings, options, folder, config, info)
-    if memory is not None:
-        info = msgspec.structs.replace(info, ledger=memory.loaded())
-    if info.ledger is not None and on_ledger is not None:
-        on_ledger(info.ledger)
+    info = msgspec.structs.replace(info, ledger=announced(memory, on_ledger))
     clock.end("load")
     return TextEngine(
         runtime,

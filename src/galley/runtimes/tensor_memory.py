@@ -5,17 +5,12 @@ bytes of its files; the rest is measured.
 """
 
 import os
-from typing import Final
 
 import msgspec
 
-from galley.engine.memory import RESERVE_BYTES, refusal
-from galley.errors import NotEnoughMemory
-from galley.machine import address_space_left, available_memory, bytes_text, held_memory
+from galley.machine import held_memory
+from galley.runtimes.library_memory import check_fits
 from galley.types.model_info import Ledger
-
-_UNCHANGED: Final = "unchanged"
-"""The type of the weights in a ledger: the library's own."""
 
 
 class MeasuredMemory:
@@ -53,45 +48,5 @@ class MeasuredMemory:
         return ledger
 
     def _check(self, ledger: Ledger) -> None:
-        if ledger.fits:
-            return
-        missing = bytes_text(ledger.total - ledger.available)
-        changes = [f"{missing} more memory: a larger container limit or ulimit -v"]
-        if self._instances > 1:
-            changes.append(f"fewer instances than {self._instances}, in engine_options")
-        raise NotEnoughMemory(refusal(self._name, ledger, changes))
-
-
-def expected_ledger(
-    *, family: str, executor: str, device: str, threads: int, rows: int, weights: int
-) -> Ledger:
-    """Return the ledger of a tensor model before it is loaded.
-
-    Args:
-        family: the library and format.
-        executor: the library.
-        device: what computes the model.
-        threads: compute threads of all instances.
-        rows: the most rows of a batch.
-        weights: the least bytes that the model takes.
-    """
-    return Ledger(
-        family=family,
-        parameters=0,
-        executor=executor,
-        isa="",
-        device=device,
-        threads=threads,
-        weight_dtype=_UNCHANGED,
-        inputs=_UNCHANGED,
-        kv_dtype="",
-        max_model_len=0,
-        step_tokens=rows,
-        weights=weights,
-        buffers=0,
-        kv_per_token=0,
-        kv_tokens=0,
-        kv=0,
-        reserve=RESERVE_BYTES,
-        available=min(available_memory(), address_space_left()),
-    )
+        fewer = f"fewer instances than {self._instances}, in engine_options"
+        check_fits(self._name, ledger, [fewer] if self._instances > 1 else [])

@@ -106,7 +106,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         declared_inputs, declared_outputs: inputs and outputs that the model must have, with these types and
             shapes; another model is not loaded.
         priority_levels: levels of priority, 1 to this number; of a tenant's requests, those of each level
-            are computed before those of the next. 0: requests with a lower priority are computed sooner,
+            are computed before those of the next. 0: requests with a smaller number are computed sooner,
             but none waits forever.
         default_priority: level of requests that name none of these levels.
         timeout: seconds within which a request is answered, or refused; 0: as set for the server. A

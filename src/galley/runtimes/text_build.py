@@ -114,9 +114,7 @@ class TextLoader(Generic[Options]):
         check_defaults(settings.with_own(checkpoint.defaults), unsupported, self.executor)
         memory = text_memory(settings, checkpoint, sizes, self.executor, weights)
         runtime = self.load(folder, options, sizes)
-        ledger = None if memory is None else memory.loaded()
-        if ledger is not None and on_ledger is not None:
-            on_ledger(ledger)
+        ledger = announced(memory, on_ledger)
         clock.end("load")
         return TextEngine(
             runtime,
@@ -205,6 +203,20 @@ def check_settings(settings: EngineSettings, executor: str) -> None:
     )
 
 
+def announced(memory: TextMemory | None, on_ledger: OnLedger | None) -> Ledger | None:
+    """Return the ledger of a model that has been loaded, after reporting it; None: another device has it.
+
+    Raises:
+        NotEnoughMemory: the model takes more than there is.
+    """
+    if memory is None:
+        return None
+    ledger = memory.loaded()
+    if on_ledger is not None:
+        on_ledger(ledger)
+    return ledger
+
+
 def check_defaults(defaults: SamplingDefaults, unsupported: tuple[str, ...], library: str) -> None:
     """Raise SettingsError for a default of sampling that the library would not honor."""
     for name, neutral in msgspec.structs.asdict(SamplingDefaults()).items():
@@ -226,6 +238,7 @@ def text_sizes(
 
     Raises:
         CheckpointError: a field of the configuration is missing or invalid.
+        UnsupportedModel: it is not a language model.
         SettingsError: ``max_model_len`` exceeds the model's context.
     """
     config = Fields(checkpoint.config, file=str(checkpoint.folder))

@@ -10,13 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from galley.engine.memory import RESERVE_BYTES, refusal
-from galley.errors import NotEnoughMemory
-from galley.machine import address_space_left, available_memory, bytes_text, resident_memory
+from galley.machine import resident_memory
+from galley.runtimes.library_memory import check_fits, planned_ledger
 from galley.types.model_info import Ledger
-
-_UNCHANGED = "unchanged"
-"""The type of the weights in a ledger: the library's own."""
 
 
 class TextMemory:
@@ -51,25 +47,16 @@ class TextMemory:
             NotEnoughMemory: not even the plan fits.
         """
         self._name = name
-        self._ledger = Ledger(
+        self._ledger = planned_ledger(
             family=family,
-            parameters=0,
             executor=executor,
-            isa="",
-            device="cpu",
             threads=threads,
-            weight_dtype=_UNCHANGED,
-            inputs=_UNCHANGED,
-            kv_dtype="",
             max_model_len=context,
             step_tokens=step_tokens,
             weights=weights,
-            buffers=0,
             kv_per_token=kv_per_token,
             kv_tokens=kv_tokens,
             kv=kv_tokens * kv_per_token,
-            reserve=RESERVE_BYTES,
-            available=min(available_memory(), address_space_left()),
         )
         self._check(self._ledger)
         self._before = resident_memory(os.getpid())
@@ -93,13 +80,8 @@ class TextMemory:
         return ledger
 
     def _check(self, ledger: Ledger) -> None:
-        if ledger.fits:
-            return
-        missing = bytes_text(ledger.total - ledger.available)
-        changes = [f"{missing} more memory: a larger container limit or ulimit -v"]
-        if ledger.kv:
-            changes.append("a smaller --kv-cache-tokens, --max-running or --max-model-len")
-        raise NotEnoughMemory(refusal(self._name, ledger, changes))
+        caches = ["a smaller --kv-cache-tokens, --max-running or --max-model-len"]
+        check_fits(self._name, ledger, caches if ledger.kv else [])
 
 
 def bytes_of(files: Iterable[Path]) -> int:

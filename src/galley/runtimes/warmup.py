@@ -1,4 +1,4 @@
-"""Computes what a model is to compute before it is ready, so that its first request is not slower."""
+"""Warm-ups of a model before it is ready, so that its first request is as fast as later ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ def warm_up(model: TensorModel, warmups: Sequence[Warmup], file: Path) -> None:
     """Compute the warm-ups of a model.
 
     Raises:
-        CheckpointError: the model does not compute one of them.
+        CheckpointError: the model cannot compute one of them.
     """
     rng = np.random.default_rng(0)
     names = [spec.name for spec in model.outputs]

@@ -34,6 +34,7 @@ from galley.server.reread import changes
 from galley.service.spawn import Spawner
 from galley.settings.cache import check_used
 from galley.settings.config import LOOPBACK_HOSTS, Settings
+from galley.settings.values import address_text
 from galley.types.model_info import Ledger
 
 log = logging.getLogger("galley.server")
@@ -94,7 +95,8 @@ def serve(
         listener = bind(settings.host, settings.port)
     except OSError as error:
         _complain(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; "
+            f"cannot listen on {address_text(settings.host, settings.port)}: "
+            f"{error.strerror or error}; "
             "choose another --host or --port (0 picks a free one)"
         )
         return 1
@@ -197,7 +199,7 @@ class _Run:
         except (SettingsError, OSError) as error:
             _complain(str(error))
             return 1
-        say(f"gRPC listens on {self._settings.host}:{port}")
+        say(f"gRPC listens on {address_text(self._settings.host, port)}")
         return None
 
     async def _start(self, signaled: asyncio.Task[int]) -> int | None:

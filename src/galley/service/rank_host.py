@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from galley.formats.source import resolve_model
-from galley.links.access import Access, read_access
+from galley.links.access import UNENCRYPTED, Access, read_access
 from galley.machine import available_cores
 from galley.observe import logs
 from galley.observe.logs import say
@@ -41,19 +41,13 @@ def run_rank(settings: Settings) -> int:
     access = read_access(settings)
     folder = resolve_model(settings.model, revision=settings.revision)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
-        log.warning(
-            "%s is reachable from other machines without encryption: set cluster_ca, cluster_cert and "
-            "cluster_key, or keep the network private",
-            settings.host,
-        )
+        log.warning(UNENCRYPTED, settings.host)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
-        say(
-            f"galley: cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-            sys.stderr,
-        )
+        where = address_text(settings.host, settings.port)
+        say(f"galley: cannot listen on {where}: {error.strerror or error}", sys.stderr)
         return 1
     name = settings.model or folder.name
     address = address_text(settings.host, listener.getsockname()[1])

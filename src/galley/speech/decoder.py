@@ -223,9 +223,8 @@ class Decoder:
 
     def _disconnect(self, process: Spawned) -> None:
         with suppress(OSError):  # it may have ended
-            process.connection.shutdown(
-                socket.SHUT_RDWR
-            )  # a thread that waits for it fails at once
+            # A thread that waits for an answer fails at once, and does not hold the lock any longer.
+            process.connection.shutdown(socket.SHUT_RDWR)
         with self._sending:
             process.connection.close()
 

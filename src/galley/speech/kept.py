@@ -28,8 +28,8 @@ class KeptRecording:
     Attributes:
         channels: number of channels that the recording states.
         duration: the duration in seconds that it states; None if it states none.
-        warnings: what is wrong with it.
-        samples: its length.
+        warnings: faults of the recording.
+        samples: its length, in samples of each channel.
     """
 
     def __init__(self, recording: DecodedRecording) -> None:
@@ -39,13 +39,16 @@ class KeptRecording:
             AudioError: the recording cannot be decoded.
             EngineNotReady: there is no space for its samples.
         """
-        self._file = tempfile.TemporaryFile(prefix="galley-")  # noqa: SIM115  (closed by close)
-        try:
-            with closing(recording):
+        with closing(recording):
+            try:
+                self._file = tempfile.TemporaryFile(prefix="galley-")  # noqa: SIM115  (closed by close)
+            except OSError as error:
+                raise _no_space(error) from error
+            try:
                 self._write(recording)
-        except BaseException:
-            self.close()
-            raise
+            except BaseException:
+                self.close()
+                raise
         self.channels, self.duration = recording.channels, recording.duration
         self.warnings = recording.warnings
 
@@ -58,11 +61,7 @@ class KeptRecording:
                 self.samples += len(block)
             self._file.flush()
         except OSError as error:
-            raise EngineNotReady(
-                f"cannot keep the samples of a recording in {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to a folder with more space",
-                retry_after=_RETRY_SECONDS,
-            ) from error
+            raise _no_space(error) from error
 
     def open(self, channel: int | None = None) -> "KeptAudio":
         """Return the audio of a channel, counted from 1, or of all of them, mixed."""
@@ -119,4 +118,13 @@ class KeptAudio:
             yield block
 
     def close(self) -> None:
-        """Do nothing: the recording is closed by itself."""
+        """Do nothing: other readings may follow. Close the :class:`KeptRecording` instead."""
+
+
+def _no_space(error: OSError) -> EngineNotReady:
+    # On a full disk, tempfile finds no folder at all, and names those that it has tried.
+    return EngineNotReady(
+        f"cannot keep the samples of a recording in {tempfile.tempdir or 'a temporary file'}: "
+        f"{error.strerror}; set TMPDIR to a folder with more space",
+        retry_after=_RETRY_SECONDS,
+    )

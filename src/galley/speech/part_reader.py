@@ -20,12 +20,15 @@ class PartReader:
     Args:
         tokens: the model's special tokens.
         options: the caller's options.
+
+    Attributes:
+        timestamps: whether the model writes timestamps.
     """
 
     def __init__(self, tokens: SpeechTokens, options: TranscribeOptions) -> None:
         self._tokens = tokens
         self._options = options
-        self._timestamps = options.timestamps and tokens.speech.timestamp_begin is not None
+        self.timestamps = options.timestamps and tokens.speech.timestamp_begin is not None
 
     def read(self, job: ChunkJob, part: Part, best: Attempt) -> None:
         """Parse the chosen transcript, and find the speech in the chunk that it does not cover."""
@@ -35,8 +38,8 @@ class PartReader:
             best.tokens,
             best.scores,
             job.chunk.seconds - part.start,
-            complete=best.complete or not self._timestamps,
-            timed=self._timestamps,
+            complete=best.complete or not self.timestamps,
+            timed=self.timestamps,
         )
         part.decoded = transcript.segments
         part.rest = self._rest(job, part, transcript)
@@ -47,7 +50,7 @@ class PartReader:
         The speech detector decides this. If the whole recording counts as speech, the model's transcript
         decides it, as in openai/whisper.
         """
-        if not self._timestamps or not transcript.segments or not transcript.until:
+        if not self.timestamps or not transcript.segments or not transcript.until:
             return None
         if self._options.speech is None and not transcript.goes_on:
             return None

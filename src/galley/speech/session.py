@@ -72,7 +72,6 @@ class Session:
         self._tokens = tokens
         self._options = options
         self._rules = options.rules
-        self._timestamps = options.timestamps and tokens.speech.timestamp_begin is not None
         self._reader = PartReader(tokens, options)
         self._request_id = request_id
         self._priority = priority
@@ -213,14 +212,14 @@ class Session:
             prompt = self._tokens.prompt(
                 language,
                 self._options.task,
-                timestamps=self._timestamps,
+                timestamps=self._reader.timestamps,
                 previous=self._context,
                 hotwords=self._hotwords,
             )
             wanted = self._tokens.transcription(
                 prompt,
                 self._rules.temperatures[len(part.attempts)],
-                timestamps=self._timestamps,
+                timestamps=self._reader.timestamps,
                 beam_size=self._rules.beam_size,
                 best_of=self._rules.best_of,
             )

@@ -163,18 +163,24 @@ class Transcriber(Closable):
     def transcribe_audio(
         self, recording: Audio, options: TranscribeOptions, *, silent: Sequence[Times] = ()
     ) -> "Transcription":
-        """Start transcribing an open recording, which the result closes; see :meth:`transcribe`.
+        """Start transcribing an open recording; see :meth:`transcribe`.
+
+        The recording is closed by the result, or if there is an error.
 
         Raises:
             RequestError: the model does not support the language or the task.
         """
-        session = Session(
-            self._model.tokens,
-            options,
-            uuid.uuid4().hex,
-            max_chunks=CHUNKS_IN_FLIGHT,
-            pads=self._model.pads,
-        )
+        try:
+            session = Session(
+                self._model.tokens,
+                options,
+                uuid.uuid4().hex,
+                max_chunks=CHUNKS_IN_FLIGHT,
+                pads=self._model.pads,
+            )
+        except BaseException:
+            recording.close()
+            raise
         if silent:
             recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
@@ -186,7 +192,7 @@ class Transcriber(Closable):
         another one's Python code between two steps.
 
         Args:
-            transcriptions: of this transcriber, none of which was iterated over. They are afterwards.
+            transcriptions: of this transcriber; they cannot be iterated over before or afterwards.
 
         Yields:
             The place of a recording in ``transcriptions``, and its next segment.
@@ -246,7 +252,6 @@ class Transcriber(Closable):
             RequestError: there is no such track or channel, or a reference is not usable.
             ModelError: the networks are missing, or are others.
         """
-        load_diarizer(models)  # before the recording is opened
         recording = self.open(source, raw=raw, track=track, channel=channel)
         return self.diarize_audio(
             recording, options or DiarizeOptions(), models=models, silent=silent
@@ -263,7 +268,8 @@ class Transcriber(Closable):
         """Find out who speaks when in an open recording, which is closed; see :meth:`diarize`."""
         if silent:
             recording = Silenced(recording, silent)
-        return load_diarizer(models)(recording, options, self._decoder.open)
+        with closing(recording):
+            return load_diarizer(models)(recording, options, self._decoder.open)
 
     def live(self, options: LiveOptions | None = None) -> "LiveTranscription":
         """Start transcribing live audio.

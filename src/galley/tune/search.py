@@ -1,8 +1,9 @@
 """Successive halving: many candidates on a small part of the trace, the best of them on more of it.
 
-Jamieson and Talwalkar 2016 (arXiv:1502.07943). The first round measures one candidate after the other: next
-comes the one that may be the best by the plan's prediction and all trials before. It ends when none may be
-better than the best so far (an upper confidence bound, Srinivas et al. 2010, arXiv:0912.3995).
+Jamieson and Talwalkar 2016 (arXiv:1502.07943). The first round measures one candidate after another: each
+is the one with the best optimistic estimate, by the plan's prediction and all trials so far. It ends when
+no estimate is better than the best trial (an upper confidence bound, Srinivas et al. 2010,
+arXiv:0912.3995).
 """
 
 import math

@@ -2,26 +2,33 @@
 
 import asyncio
 import contextlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 
 from galley.bench.serve.client import CallFailed, Client
-from galley.bench.serve.load import open_loop
+from galley.bench.serve.lengths import Lengths
+from galley.bench.serve.load import closed_loop
 from galley.bench.serve.replay import RecordedTexts, Texts, replay
 from galley.bench.serve.server import started
 from galley.bench.serve.session import first_model
 from galley.bench.serve.words import Words
-from galley.bench.serve.workload import PATHS, Prepared
+from galley.bench.serve.workload import Workload
 from galley.errors import EngineError
 from galley.machine import cpu_seconds
 from galley.settings.engine import EngineSettings
 from galley.traffic.trace import Turn
 from galley.tune.goal import Limit
 from galley.tune.space import Candidate
+
+_WARM_UP: Final = Workload(
+    endpoint="completions",
+    prompt_tokens=Lengths("fixed", 4),
+    output_tokens=Lengths("fixed", 4),
+)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,14 +146,5 @@ class Bench:
 
 async def _warm_up(client: Client, model: str, count: int) -> None:
     """Send requests at the same time: the first ones of a server cost as much as ten later ones."""
-    body = {"model": model, "max_tokens": 4, "temperature": 0, "stream": True}
-    requests = (
-        Prepared(
-            PATHS["completions"],
-            json.dumps(body | {"prompt": f"{number} warms up"}).encode(),
-            "application/json",
-            True,
-        )
-        for number in range(count)
-    )
-    await open_loop(client, requests, [0.0] * count)
+    requests = _WARM_UP.requests(model, Words(), run=0)
+    await closed_loop(client, requests, concurrency=count, count=count)

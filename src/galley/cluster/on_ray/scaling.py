@@ -94,16 +94,16 @@ def expected(seen: list[list[float]], ahead: float) -> float:
     return max(busy, min(2.0 * busy, busy + rise * ahead))
 
 
-def wanted(figures: list[dict[str, float]], goal: float, load: float, expected: float = 0.0) -> int:
+def wanted(figures: list[dict[str, float]], goal: float, load: float, later: float = 0.0) -> int:
     """Return the number of replicas for these figures of those that there are.
 
-    ``expected``: running and waiting sequences once a new replica serves, if these are more than now.
+    ``later``: running and waiting sequences once a new replica serves, if more than now.
     """
     busy = sum(one["running"] + one["waiting"] for one in figures)
     if not busy:
         return 0
     seats = sum(one["seats"] for one in figures) / len(figures)
-    by_load = math.ceil(max(busy, expected) / max(1.0, seats * load))
+    by_load = math.ceil(max(busy, later) / max(1.0, seats * load))
     predicted = min(one["first_token_seconds"] for one in figures)
     if predicted > goal:
         by_wait = math.ceil(len(figures) * min(2.0, predicted / goal))

@@ -25,7 +25,7 @@ from galley.links.access import Access
 from galley.links.duplex import SealedStream
 from galley.links.sockets import SealedSocket, accepted
 from galley.links.strangers import Strangers
-from galley.ops.communicator import communicator_over, mapped_memory
+from galley.ops.communicator import communicator, mapped_memory
 from galley.rare_warnings import RareWarnings
 
 log = logging.getLogger("galley.rank")
@@ -104,17 +104,10 @@ class Reception:
         while True:
             try:
                 raw, _ = self._listener.accept()
-            except OSError as error:  # such as out of descriptors, which passes
+                self._strangers.greet(raw, self._receive, "galley-rank-greeter")
+            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
                 self._warnings.add(f"a connection was not accepted: {error}")
                 time.sleep(_PAUSE_SECONDS)
-                continue
-            try:
-                self._strangers.add(raw)
-                threading.Thread(target=self._receive, args=(raw,), daemon=True).start()
-            except (OSError, RuntimeError) as error:  # too many threads or files, which passes
-                self._strangers.remove(raw)
-                raw.close()
-                self._warnings.add(f"a connection was not accepted: {error}")
 
     def _receive(self, raw: socket.socket) -> None:
         try:
@@ -206,5 +199,5 @@ def _group_of(begin: Begin, reception: Reception, access: Access) -> Group:
     higher = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
     lower = reception.lower_ranks(begin.session, begin.rank, deadline)
     memory = mapped_memory(-1, begin.ranks, begin.slot_bytes)
-    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     return Group(shared, Mesh(memory, shared, begin.slot_bytes, {**lower, **higher}))

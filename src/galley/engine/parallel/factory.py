@@ -21,7 +21,7 @@ from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
 from galley.ops.communicator import (
     SLOT_BYTES,
-    communicator_over,
+    communicator,
     mapped_memory,
     memory_bytes,
     new_memory,
@@ -98,7 +98,7 @@ class ParallelFactory:
         closing: list[Callable[[], None]] = []
         try:
             memory = mapped_memory(file, options.ranks, SLOT_BYTES)
-            shared = communicator_over(memory, 0, options.ranks, SLOT_BYTES)
+            shared = communicator(memory, 0, options.ranks, SLOT_BYTES)
             children += (start_rank(file) for _ in parts[1 : self._here])
             shares = self._expert_shares(parts, weights, options)
 

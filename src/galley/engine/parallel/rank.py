@@ -54,7 +54,7 @@ from galley.ops.choice import choose_executor
 from galley.ops.communicator import (
     Communicator,
     RankLost,
-    communicator_over,
+    communicator,
     mapped_memory,
 )
 from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
@@ -98,7 +98,7 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
     Raises:
         SettingsError, EngineFailed: a rank on another machine cannot be reached.
     """
-    shared = communicator_over(memory, begin.rank, begin.ranks, begin.slot_bytes)
+    shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     if not begin.elsewhere:
         return Group(shared)
     deadline = time.monotonic() + START_SECONDS
@@ -116,7 +116,7 @@ def serve_group(
         channel: the connection to rank 0.
         begin: the first frame.
         meet: connects with the other ranks.
-        alone: the rank is on another machine than rank 0, which does not know its memory.
+        alone: the rank is on a different machine from rank 0, which does not know its free memory.
     """
     group: Group | None = None
 
@@ -269,8 +269,9 @@ def _allocate(channel: Channel, executor: Executor, wanted: Allocate, *, alone: 
     needed += wanted.states * executor.bytes_per_state()
     if alone and needed > (free := available_memory()):
         raise SettingsError(
-            f"keys, values and states take {bytes_text(needed)} on a machine that has {bytes_text(free)} "
-            "left; the engine's machine, which has more, decides how many there are: set kv_cache_tokens"
+            f"keys, values and states need {bytes_text(needed)}, but this rank's machine has "
+            f"{bytes_text(free)} left; the engine's machine decided how many there are: set "
+            "kv_cache_tokens to a smaller number"
         )
     executor.allocate_kv(wanted.blocks, wanted.states)
     channel.send(Allocated())

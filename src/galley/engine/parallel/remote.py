@@ -70,11 +70,11 @@ class RemoteRanks:
         return Mesh(memory, shared, slot_bytes, links)
 
     def check_isa(self, each: Sequence[str]) -> None:
-        """Raise SettingsError if the kernels of a rank may round otherwise than rank 0's."""
+        """Raise SettingsError if the kernels of a rank may round differently from rank 0's."""
         for rank in self.addresses:
             if each[rank] != each[_LEADER]:
                 raise SettingsError(
                     f"rank {rank} at {self.address_of(rank)} computes with {each[rank]}, this machine "
-                    f"with {each[_LEADER]}, which may round otherwise; set GALLEY_CPU_ISA to the same on "
+                    f"with {each[_LEADER]}, which may round differently; set GALLEY_CPU_ISA to the same on "
                     "all machines"
                 )

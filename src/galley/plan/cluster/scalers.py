@@ -159,9 +159,9 @@ class _ByFirstToken:
             "first_token_seconds": load.first_token,
         }
         self._seen = noted(self._seen, load.running + load.waiting, now)
-        ahead = expected(self._seen, self._bounds.start)
+        later = expected(self._seen, self._bounds.start)
         replicas = [figures] * load.replicas
-        return max(1, wanted(replicas, self._bounds.first_token, _LOAD, ahead))
+        return max(1, wanted(replicas, self._bounds.first_token, _LOAD, later))
 
 
 def _galley(bounds: Bounds) -> Scaler:

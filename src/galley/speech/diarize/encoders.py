@@ -56,7 +56,8 @@ class SpeakerEncoder:
 
     Args:
         path: the ONNX file.
-        different: distance from which two groups of voices are different speakers; default: the form's.
+        different: distance from which voices are different speakers, also from that of a reference;
+            default: those of the form.
 
     Attributes:
         width: length of a voice.
@@ -64,7 +65,7 @@ class SpeakerEncoder:
 
     Raises:
         ModelNotFound: the file is missing.
-        UnsupportedModel: the file is no speaker encoder of a supported form.
+        UnsupportedModel: the file is not a speaker encoder of a supported form.
     """
 
     def __init__(self, path: Path, different: float | None = None) -> None:
@@ -75,11 +76,10 @@ class SpeakerEncoder:
             raise self._other_form()
         self._input = inputs[0].name
         self._batch, *self._shape = inputs[0].shape
-        self._prepare, likeness = self._form()
+        self._prepare, self._usual, self.likeness = self._form()
+        if different is not None:
+            self.likeness = self.likeness._replace(different=different, known=different)
         self._output = self._output_name()
-        self.likeness = likeness._replace(
-            **({} if different is None else {"different": different, "known": different})
-        )
         probe = self([np.zeros(PART, np.float32)])
         self.width = probe.shape[1]
 
@@ -125,24 +125,23 @@ class SpeakerEncoder:
         length = fixed if isinstance(fixed, int) else self._usual
         return np.resize(values, (length, *values.shape[1:]))
 
-    def _form(self) -> tuple[Prepare, Likeness]:
+    def _form(self) -> tuple[Prepare, int, Likeness]:
+        """Return how a clip is prepared, the length of its input for 1.6 s, and how alike voices are."""
         about = self._session.get_modelmeta().custom_metadata_map
         bands = self._shape[-1] if len(self._shape) == 2 else None
         if self._input == "mels" and bands == _MELS:
-            self._usual = PART // HOP
-            return _mel_power(), RESEMBLYZER
+            return _mel_power(), PART // HOP, RESEMBLYZER
         if bands == BANDS:
             self._check_facts(about)
-            self._usual = 1 + (PART - FRAME) // HOP
             framework = about.get("framework", "wespeaker" if self._input == "feats" else "")
-            return _filter_bank(wespeaker=framework == "wespeaker"), MARGIN
+            bank = _filter_bank(wespeaker=framework == "wespeaker")
+            return bank, 1 + (PART - FRAME) // HOP, MARGIN
         if len(self._shape) == 1:
-            self._usual = PART
-            return _plain, MARGIN
+            return _plain, PART, MARGIN
         raise self._other_form()
 
     def _check_facts(self, about: dict[str, str]) -> None:
-        """Refuse what the file's own metadata says that we do not do."""
+        """Refuse a file whose metadata states another input than those supported here."""
         expected = {
             "sample_rate": (str(SAMPLE_RATE),),
             "feature_normalize_type": ("global-mean", ""),

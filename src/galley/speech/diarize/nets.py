@@ -42,7 +42,7 @@ class Nets:
 
     Raises:
         ModelNotFound: a file is missing.
-        UnsupportedModel: a file is no such network.
+        UnsupportedModel: a file is not such a network.
     """
 
     def __init__(self, files: NetFiles = BUNDLED_FILES) -> None:
