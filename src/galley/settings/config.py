@@ -214,7 +214,9 @@ class Settings(ClusterSettings):
         secret=True,
     )
     drain_seconds: SecondsOrZero = setting(
-        30.0, "Limits", "seconds for running requests to finish after SIGTERM"
+        30.0,
+        "Limits",
+        "seconds after SIGTERM for running requests to finish, and for packed weights to be stored",
     )
     stall_seconds: Seconds = setting(
         10.0, "Limits", "seconds without a sign of life of a busy engine after which /ready is 503"
