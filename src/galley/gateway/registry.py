@@ -229,7 +229,7 @@ class Registry(ModelNames):
 
     async def stored(self) -> None:
         """Wait until the engines have written the files for their next start."""
-        while self.stores:
+        while self.stores:  # noqa: ASYNC110 (an engine sets no event)
             await asyncio.sleep(_STORED_SECONDS)
 
     async def close(self) -> None:

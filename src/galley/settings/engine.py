@@ -65,6 +65,7 @@ class EngineSettings:
         "Model",
         "folder, GGUF or ONNX file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
         "galley-demo-speech)",
+        common=True,
     )
     revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = setting(
@@ -81,6 +82,7 @@ class EngineSettings:
         "float16",
         alias="quantize",
         spellings=SPELLINGS,
+        common=True,
     )
     activations: Activations = setting(
         "auto",
@@ -104,6 +106,7 @@ class EngineSettings:
         "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
         "ctranslate2, onnxruntime-genai, vllm, tensorrt-llm, or one that an installed package adds; auto: "
         "by the suffix of the file, or of one in a folder without other weights",
+        common=True,
     )
     engine_options: str = setting(
         "",
@@ -114,11 +117,13 @@ class EngineSettings:
         "auto",
         "Model",
         "implementation that runs the model; auto: cpu on device cpu, else reference",
+        common=True,
     )
     device: str = setting(
         "cpu",
         "Model",
         "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
+        common=True,
     )
     weight_cache: bool = setting(
         True,
@@ -154,6 +159,7 @@ class EngineSettings:
         "Model",
         "compute threads (with tensor_parallel, of each rank); default: the cores this process may use, "
         "divided among the ranks",
+        common=True,
     )
     tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = setting(
         1,
@@ -200,19 +206,20 @@ class EngineSettings:
         "end of the conversation, or drop them",
     )
     max_model_len: Count | None = setting(
-        None, "Engine", "context limit in tokens; default: the model's own"
+        None, "Engine", "context limit in tokens; default: the model's own", common=True
     )
     kv_cache_tokens: Count | None = setting(
         None, "Engine", "size of the KV cache in tokens; default: from the memory available"
     )
     kv_memory_fraction: Annotated[float, Meta(gt=0, le=0.95)] = setting(
-        0.5, "Engine", "share of the available memory for the KV cache"
+        0.5, "Engine", "share of the available memory for the KV cache", common=True
     )
     max_batch_tokens: Count = setting(512, "Engine", "token budget of one engine step")
     max_running: Count | None = setting(
         None,
         "Engine",
         "maximum number of running sequences; default: 64, or max_batch_tokens if less",
+        common=True,
     )
     prefix_cache: bool = setting(True, "Engine", "reuse the KV blocks of equal prefixes")
     prefix_cache_dir: str = setting(
@@ -258,6 +265,7 @@ class EngineSettings:
         "Engine",
         "smaller model with the same vocabulary that drafts tokens (galley-demo-draft for "
         "galley-demo), run with the same settings",
+        common=True,
     )
 
     max_adapters: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)] | None = setting(
