@@ -207,6 +207,13 @@ def test_a_missing_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_name_longer_than_a_path_is_one_line() -> None:
+    done = galley("serve", "m" * 5000 + ".gguf", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("galley: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = galley("run", str(tmp_path / "nowhere"), "hello", "--log-level", "debug")
     assert done.returncode == 1
