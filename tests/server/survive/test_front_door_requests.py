@@ -84,10 +84,10 @@ def test_a_length_may_have_any_number_of_zeros(server: Server, padding: bytes) -
     """Python converts at most 4,300 digits."""
     body = b"{}" + padding
     with Raw(server) as client:
-        client.post(f"Content-Length: {'0' * 5_000}{len(body)}", "Connection: close")
-        client.send(body=body)
+        client.post(f"Content-Length: {'0' * 5_000}{len(body)}").send(body=body)
+        client.socket.shutdown(socket.SHUT_WR)
         assert error_of(client.answer())["param"] in ("model", "messages")
-    assert "Traceback" not in server.log_path.read_text()
+    assert "Traceback" not in server.log
 
 
 def test_a_trailer_is_not_a_header(server: Server) -> None:
