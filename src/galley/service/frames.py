@@ -102,6 +102,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
         seats: sequences that run at the same time.
         contents: digest of the checkpoint's files, from a replica elsewhere.
         release: the release that a replica elsewhere serves; empty: it has no name for it.
+        stores: whether files for the next start are still being written, such as packed weights.
     """
 
     info: ModelInfo
@@ -109,6 +110,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     seats: int = 0
     contents: str = ""
     release: str = ""
+    stores: bool = False
 
 
 class Leaving(msgspec.Struct, tag="leaving", frozen=True):
@@ -123,9 +125,13 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
 
 
 class Alive(msgspec.Struct, tag="alive", frozen=True):
-    """A sign of life during a long step, which has taken ``step_seconds`` so far."""
+    """A sign of life during a long step, which has taken ``step_seconds`` so far.
+
+    ``stores``: see :class:`Ready`.
+    """
 
     step_seconds: float
+    stores: bool = False
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):

@@ -143,6 +143,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
         version: digest of the model and of how it is computed; empty before it is known.
         remote: whether it is reached over a network.
         release: the release of the model that it serves; empty without releases.
+        stores: whether its engine is still writing files for the next start.
     """
 
     name: str
@@ -154,6 +155,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     remote: bool = False
     release: str = ""
+    stores: bool = False
 
 
 class ReleaseStatus(msgspec.Struct, frozen=True, kw_only=True):
