@@ -150,6 +150,29 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
         load(another)
 
 
+def test_a_rank_uses_the_revision_that_there_is_when_the_engine_starts(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    """A branch of the hub moves on while the rank waits, as before a reload."""
+    cached = tmp_path / "hub" / "models--org--name"
+    commits = {"a" * 40: "llama", "b" * 40: "llama-mha-tied"}
+    for commit, variant in commits.items():
+        shutil.copytree(checkpoint(variant), cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    branch = cached / "refs" / "main"
+    branch.write_text("a" * 40)
+    environ = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    rank = Rank(Path("org/name"), tmp_path / "log", token, **environ)
+    try:
+        for commit in commits:
+            branch.write_text(commit)
+            folder = cached / "snapshots" / commit
+            chosen: dict[str, Any] = {"tensor_parallel_rank": (rank.address,), **token}
+            load_engine(settings(folder, tensor_parallel=2, **chosen), folder).close()
+    finally:
+        rank.close()
+
+
 def test_a_byte_that_no_sample_has_is_noticed_before_the_first_step(
     checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
 ) -> None:
@@ -301,7 +324,7 @@ def joined(address: str, what: Join, seconds: float = 6) -> SealedSocket:
 
 def test_a_signal_before_the_fork_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
-        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, listener)
 
         def block(how: int, signals: set[signal.Signals]) -> None:
             supervisor._stop()  # as a handler does that runs now
@@ -317,7 +340,7 @@ def test_a_rank_waits_until_a_process_can_be_started(monkeypatch: pytest.MonkeyP
         raise BlockingIOError(errno.EAGAIN, "too many processes")
 
     with socket.socket() as listener:
-        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, listener)
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         monkeypatch.setattr(os, "fork", fork)
         monkeypatch.setattr(time, "sleep", lambda _: supervisor._stop())

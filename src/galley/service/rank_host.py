@@ -17,7 +17,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Final, NoReturn
 
 from galley.formats.source import resolve_model
@@ -61,7 +61,7 @@ def run_rank(settings: Settings) -> int:
     address = address_text(settings.host, listener.getsockname()[1])
     say(f"a rank of {name} is ready for an engine at {address}")
     with listener:
-        return _Supervisor(settings, access, folder, listener).run()
+        return _Supervisor(settings, access, listener).run()
 
 
 class _Turn:
@@ -97,12 +97,9 @@ class _Process:
 class _Supervisor:
     """Keeps the processes that compute."""
 
-    def __init__(
-        self, settings: Settings, access: Access, folder: Path, listener: socket.socket
-    ) -> None:
+    def __init__(self, settings: Settings, access: Access, listener: socket.socket) -> None:
         self._settings = settings
         self._access = access
-        self._folder = folder
         self._listener = listener
         self._owner = mmap.mmap(-1, OWNER_BYTES)
         self._processes: list[_Process] = []
@@ -201,7 +198,7 @@ class _Supervisor:
                 elsewhere = importlib.import_module("galley.engine.parallel.elsewhere")
                 settings = self._settings
                 place = elsewhere.RankPlace(
-                    folder=self._folder,
+                    locate=partial(resolve_model, settings.model, revision=settings.revision),
                     model=settings.model,
                     threads=settings.threads or available_cores(),
                     weight_cache=settings.weight_cache,

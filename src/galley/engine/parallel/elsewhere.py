@@ -22,8 +22,8 @@ import msgspec
 from galley.engine.parallel.contents import Contents, other_checkpoint
 from galley.engine.parallel.frames import Begin, Channel, Failed
 from galley.engine.parallel.mesh import JOIN_BYTES, START_SECONDS, Join, Mesh, connect_mesh
-from galley.engine.parallel.rank import Group, serve_group
-from galley.errors import EngineFailed, SettingsError
+from galley.engine.parallel.rank import Group, kind_of, serve_group
+from galley.errors import EngineFailed, GalleyError, SettingsError
 from galley.formats.model_files import samples_digest
 from galley.links.access import Access
 from galley.links.duplex import SealedStream
@@ -50,26 +50,30 @@ class RankPlace:
     """What a rank's own machine decides.
 
     Attributes:
-        folder: the checkpoint there.
+        locate: returns the folder of the checkpoint there; a hub id may have another one by now.
         model: its name for messages.
         threads: compute threads.
         weight_cache: whether packed weights are kept.
     """
 
-    folder: Path
+    locate: Callable[[], Path]
     model: str
     threads: int
     weight_cache: bool
 
     def begin(self, begin: Begin) -> Begin:
-        """Return the first frame with what this machine decides."""
+        """Return the first frame with what this machine decides.
+
+        Raises:
+            ModelError, SettingsError: the checkpoint is not there, or the engine's settings do not fit.
+        """
         settings = dataclasses.replace(
             begin.settings,
             model=self.model,
             threads=self.threads,
             weight_cache=self.weight_cache,
         )
-        return msgspec.structs.replace(begin, settings=settings, folder=str(self.folder))
+        return msgspec.structs.replace(begin, settings=settings, folder=str(self.locate()))
 
 
 class Turn(Protocol):
@@ -211,19 +215,20 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace, t
     if not isinstance(received, Begin) or received.session != what.session:
         channel.close()
         return
+    threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
     try:
         begin = place.begin(received)
-    except SettingsError as error:
-        channel.send(Failed("settings", str(error)))
+    except GalleyError as error:
+        channel.send(Failed(kind_of(error), str(error)))
         channel.close()
         return
     log.info("rank %d of %d", begin.rank, begin.ranks)
-    threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
-    contents = Contents(place.folder)
+    folder = Path(begin.folder)
+    contents = Contents(folder)
 
     def meet() -> Group:
-        if samples_digest(place.folder) != begin.samples:
-            raise other_checkpoint(place.folder)
+        if samples_digest(folder) != begin.samples:
+            raise other_checkpoint(folder)
         group = _group_of(begin, reception, access)
         reception.close()
         turn.begin(what.owner)

@@ -134,7 +134,7 @@ def serve_group(
         gc.freeze()
         serve(channel, executor, group.shared, contents)
     except GalleyError as error:
-        fail(_kind(error), str(error))
+        fail(kind_of(error), str(error))
     except RankLost:
         pass  # another rank has said why
     except BaseException as error:
@@ -153,7 +153,8 @@ def _fail(channel: Channel, shared: Communicator | None, reason: Failed) -> None
         shared.fail()
 
 
-def _kind(error: GalleyError) -> ErrorKind:
+def kind_of(error: GalleyError) -> ErrorKind:
+    """Return the kind of an error, by which rank 0 raises it again."""
     if isinstance(error, DamagedWeights):
         return "damaged"
     if isinstance(error, ModelError):
