@@ -507,6 +507,35 @@ def test_a_compacted_conversation_goes_on(sdk: OpenAI, client: Client) -> None:
     assert text_of(over_socket)[0][0]["text"] == same.output_text
 
 
+def test_a_call_whose_output_is_still_to_come_outlasts_a_compaction(sdk: OpenAI) -> None:
+    """An agent compacts its conversation while its tools run, and then sends what they returned."""
+    waiting = [
+        {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": f'{{"n":{n}}}'}
+        for n in (2, 3)
+    ]
+    made = sdk.responses.compact(model="calling", input=[*TALK[:5], *waiting])
+    items: Any = [item.model_dump(exclude_unset=True) for item in made.output]
+    *_, summary, second, third = items
+    assert summary["type"] == "compaction"
+    kept = [{name: item[name] for name in waiting[0]} for item in (second, third)]
+    assert kept == waiting
+    outputs = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "21"}
+        for one in waiting
+    ]
+    goes_on = sdk.responses.create(model="calling", input=[*items, *outputs], **BRIEF)
+    said = f"Summary of the conversation so far:\n\n{summary_of(summary['encrypted_content'])}"
+    spelled: Any = [*TALK[:2], {"role": "assistant", "content": said}, *waiting, *outputs]
+    same = sdk.responses.create(model="calling", input=spelled, **BRIEF)
+    assert goes_on.usage
+    assert same.usage
+    assert goes_on.usage.input_tokens == same.usage.input_tokens
+    assert goes_on.output_text == same.output_text
+    # Once it has its output, a call is part of what is summarized.
+    again = sdk.responses.compact(model="calling", input=[*items, *outputs])
+    assert [item.type for item in again.output] == ["message", "message", "compaction"]
+
+
 def test_a_stored_conversation_is_compacted_by_its_id(sdk: OpenAI) -> None:
     first = sdk.responses.create(model="calling", input="Who sat?", **BRIEF)
     second = sdk.responses.create(

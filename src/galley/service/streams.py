@@ -31,6 +31,8 @@ class Unfinished:
         version: of the replica that the first Output came from; only replicas of the same version may
             continue it. None before it.
         release: of the replica that the first Output came from; empty before it, or without releases.
+        left: the replica that had the request before this one, if it moved.
+        left_at: tokens that had been delivered when it moved.
     """
 
     request: EngineRequest
@@ -48,6 +50,8 @@ class Unfinished:
     cached: int = 0
     answered: bool = False
     resumed: bool = False
+    left: "Replica | None" = None
+    left_at: int = 0
 
     def resumption(self) -> EngineRequest:
         """Return the request for a new engine, which does not recompute what the first Output contained."""

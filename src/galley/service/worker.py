@@ -50,6 +50,7 @@ from galley.service.frames import (
     Phase,
     Planned,
     Ready,
+    Released,
     Start,
     StartFailed,
     Submit,
@@ -239,7 +240,7 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
     """Read frames into the inbox. The end of the stream ends the process, whatever the engine is doing."""
     try:
         while (frame := connection.receive()) is not None:
-            assert not isinstance(frame, Start)
+            assert not isinstance(frame, Start | Released)
             inbox.put(frame)
     except OSError:
         pass

@@ -124,6 +124,7 @@ class ParallelFactory:
             loaded = [link.loaded() for link in links]
             if remote is not None:
                 remote.check_isa([getattr(own, "isa", ""), *(one.isa for one in loaded)])
+                remote.check_contents(dict(enumerate(loaded, 1)))
             return ParallelExecutor(
                 own, parts, links, loaded, shared, here=self._here, on_close=partial(_all, closing)
             )
