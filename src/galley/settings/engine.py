@@ -113,12 +113,14 @@ class EngineSettings:
     executor: ExecutorName = setting(
         "auto",
         "Model",
-        "implementation that runs the model; auto: cpu on device cpu, else reference",
+        "implementation that runs the model; auto: cpu on device cpu; gpu on cuda, or reference if triton "
+        "is not installed or the model has no kernels",
     )
     device: str = setting(
         "cpu",
         "Model",
-        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
+        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1; with "
+        "tensor_parallel one for each rank: cuda (the first ones), or a list such as cuda:2,cuda:3",
     )
     weight_cache: bool = setting(
         True,
@@ -159,7 +161,7 @@ class EngineSettings:
         1,
         "Model",
         "processes (ranks) that compute the model together, each with a part of every layer and of the KV "
-        "cache; texts do not change (executors cpu and reference)",
+        "cache; texts do not change",
     )
     tensor_parallel_rank: tuple[str, ...] = setting(
         (),
@@ -299,6 +301,11 @@ class EngineSettings:
             )
         if self.tensor_parallel_rank:
             self._check_ranks()
+        if len(names := self.device.split(",")) not in (1, self.ranks_here):
+            raise SettingsError(
+                f"device is {self.device!r}, which names {len(names)} devices, but tensor_parallel is "
+                f"{self.tensor_parallel}; name one for each rank, or set tensor_parallel to {len(names)}"
+            )
         if self.tensor_parallel_cpus and self.tensor_parallel == 1:
             raise SettingsError(
                 "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"
@@ -341,6 +348,15 @@ class EngineSettings:
     def ranks_here(self) -> int:
         """How many of the ranks are on this machine."""
         return self.tensor_parallel - len(self.tensor_parallel_rank)
+
+    def devices_of(self, ranks: int, *, apart: bool) -> tuple[str, ...]:
+        """Return the device of each of this many ranks; ``apart``: "cuda" is a GPU for each."""
+        names = tuple(self.device.split(","))
+        if len(names) > 1:
+            return names
+        if apart and self.device == "cuda":
+            return tuple(f"cuda:{rank}" for rank in range(ranks))
+        return names * ranks
 
     @property
     def engine_name(self) -> str:
