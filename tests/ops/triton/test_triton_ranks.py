@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -23,6 +24,8 @@ from galley.engine.parallel.executor import ParallelDevices
 from galley.engine.parallel.factory import free_for_all, parallel_factory
 from galley.engine.read_model import read_model
 from galley.errors import RankKilled, SettingsError
+from galley.formats.adapter import read_adapter
+from galley.formats.checkpoint import Checkpoint
 from galley.formats.weights import WeightKind
 from galley.graph.divide import divide
 from galley.machine import nameless_file
@@ -34,17 +37,22 @@ from galley.ops.communicator import (
     mapped_memory,
     new_memory,
 )
-from galley.ops.executor import BlockAccess, ExecutorMemory
+from galley.models.registry import build_program
+from galley.ops.executor import BlockAccess, ExecutorMemory, forward
 from galley.ops.triton import executor as gpu
 from galley.ops.triton.matrices import Matrix, splits_of
 from galley.ops.triton.parts import Parts
 from galley.ops.triton.ranks import TensorRanks, check_gpus
 from galley.ops.triton.supported import float32_buffers
 from galley.settings.engine import EngineSettings
+from tests.adapters.peft import make_adapter
 from tests.checkpoints import make_checkpoint, random_ids
 from tests.conftest import CheckpointMaker
+from tests.embedding.checkpoints import make_model
+from tests.embedding.running import loaded as vector_engine, vectors_of
 from tests.engine.requests import request, run, seen
 from tests.models.chunks import run_chunks
+from tests.native.harness import ragged
 from tests.thorough import THOROUGH, unless
 
 TWO_GPUS = pytest.mark.skipif(
@@ -120,6 +128,40 @@ def test_tokens_and_bits_are_those_of_one_process(
         with pytest.raises(RankKilled, match="rank 1 of the model ended: it was killed"):
             run(engine, [request(9, [5, 6], {"max_tokens": 20}, engine)])
     assert ranks_of(psutil.Process()) == []
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("variant", [unless(ON_GPU, variant) for variant in ("bert", "qwen3")])
+def test_vectors_are_those_of_one_process(variant: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path, variant, pooling="mean_tokens")
+    prompts = [[token % 100 for token in random_ids(n, n)] for n in (1, 20)]
+    chosen: dict[str, Any] = {"executor": "gpu", "device": DEVICE, "dtype": "float32"}
+    whole = vectors_of(vector_engine(folder, **chosen), prompts)
+    engine = vector_engine(folder, tensor_parallel=2, **chosen)
+    for got, wanted in zip(vectors_of(engine, prompts), whole, strict=True):
+        assert np.array_equal(got, wanted)
+    engine.close()
+
+
+@TWO_GPUS
+@pytest.mark.parametrize("ranks", [unless(ON_GPU, 2), *([] if ON_GPU else [unless(False, 4)])])
+def test_adapters_are_divided_with_the_matrices(
+    ranks: int, checkpoint: CheckpointMaker, tmp_path: Path
+) -> None:
+    """With four ranks, two share each KV head."""
+    folder = checkpoint("llama")
+    shapes = build_program(Checkpoint.open(folder).config).shapes
+    adapters = [make_adapter(tmp_path / f"a{i}", folder, seed=i, size=0.1) for i in range(2)]
+    logits = []
+    for count in (1, ranks):
+        with loaded(folder, count, max_adapters=2) as engine:
+            for slot, adapter in enumerate(adapters):
+                weights = read_adapter(Path(adapter.path), shapes, 16)
+                engine.executor.set_adapter(slot, engine.executor.pack_adapter(weights))
+            batch = ragged([(random_ids(n, 9), 9) for n in range(3)], first_block=0)
+            batch = msgspec.structs.replace(batch, adapters=np.array([1, -1, 0]))
+            logits.append(forward(engine.executor, batch).copy())
+    assert np.array_equal(logits[0].view(np.int32), logits[1].view(np.int32))
 
 
 def ranks_of(process: psutil.Process) -> list[psutil.Process]:
