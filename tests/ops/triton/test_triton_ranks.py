@@ -77,14 +77,20 @@ def loaded(folder: Path, ranks: int, **changes: Any) -> Iterator[Engine]:
 
 
 def logits_and_texts(engine: Engine) -> tuple[Any, dict[str, tuple[object, ...]]]:
-    """Return logits of a prompt and of a decoded token, and a greedy text and one that is drawn."""
-    logits = run_chunks(engine.executor, random_ids(1, 10), [9, 1], first_block=2)
-    wishes: list[dict[str, Any]] = [
-        {"max_tokens": 2, "temperature": 0.0},
-        {"max_tokens": 2, "seed": 3},
-    ]
-    made = [request(i, random_ids(30 + i, 7), wish, engine) for i, wish in enumerate(wishes)]
-    return logits, seen(run(engine, made))
+    """Return logits of a prompt and of a decoded token, and texts, greedy and drawn, of a few tokens.
+
+    The prompt has the first token of rank 1 and the one before, and texts have tokens of both ranks.
+    """
+    assert engine.info.text is not None
+    first = engine.info.text.vocab_size // 2
+    ids = [first - 1, first, *random_ids(1, 8)]
+    logits = run_chunks(engine.executor, ids, [9, 1], first_block=2)
+    wishes = [{"max_tokens": 3, "temperature": i % 2, "seed": i} for i in range(8)]
+    made = [request(i, random_ids(30 + i, 3), wish, engine) for i, wish in enumerate(wishes)]
+    texts = run(engine, made)
+    tokens = {token for outputs in texts.values() for one in outputs for token in one.tokens}
+    assert min(tokens) < first <= max(tokens)
+    return logits, seen(texts)
 
 
 @TWO_GPUS

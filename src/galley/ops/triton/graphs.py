@@ -117,6 +117,8 @@ class DecodeGraphs:
 
         # Launch once without capture, because kernels are compiled and loaded at their first launch.
         launch()
+        if self._ranks is not None and (launched := self._device.mark()) is not None:
+            self._ranks.wait(launched)
         torch.cuda.synchronize(device)
         # NCCL has a thread of its own that queries events meanwhile, which "global" would not allow.
         mode = "global" if self._ranks is None else "thread_local"
