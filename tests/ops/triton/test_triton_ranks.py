@@ -285,7 +285,7 @@ def test_gpus_are_equal_and_one_for_each_rank(monkeypatch: pytest.MonkeyPatch) -
     check_gpus(["cuda:0", "cuda:1"])
     for names, named in (
         (["cuda:0", "cuda:2"], r"cuda:0 is a A \(9\.0, 80 GiB\) and cuda:2 a B .* need equal GPUs"),
-        (["cuda:2", "cuda:3"], r"needs cuda:3, but this machine has 3 GPUs"),
+        (["cuda:2", "cuda:3"], r"needs cuda:3, but the number of GPUs .* is 3"),
         (["cuda:1", "cuda:1"], r"gives cuda:1 to 2 of 2 ranks"),
         (["cpu", "cpu"], r"device is 'cpu', but .* needs a GPU for each rank"),
     ):
@@ -320,7 +320,7 @@ def test_what_cannot_be_divided_is_refused_and_named(
         assert settings_of(llama, 2, device=given).devices_of(2, apart=apart) == devices
     monkeypatch.setattr(gpu, "INTERPRETED", False)
     monkeypatch.setattr(cuda, "device_count", lambda: 1)
-    assert "this machine has 1 GPUs" in refusal(llama, 2, device="cuda")
+    assert "number of GPUs that this process may use is 1" in refusal(llama, 2, device="cuda")
 
 
 def memory_of(weights: int, free: int | None = 100) -> ExecutorMemory:

@@ -175,8 +175,8 @@ def check_gpus(names: Sequence[str]) -> None:
     count = cuda.device_count()
     if missing := [name for name in names if int(name.removeprefix("cuda:")) >= count]:
         raise SettingsError(
-            f"tensor_parallel is {len(names)} and needs {missing[0]}, but this machine has {count} GPUs "
-            "that this process may use; lower tensor_parallel, or see CUDA_VISIBLE_DEVICES"
+            f"tensor_parallel is {len(names)} and needs {missing[0]}, but the number of GPUs that this "
+            f"process may use is {count}; lower tensor_parallel, or run galley doctor"
         )
     kinds = {name: _kind(name) for name in names}
     for name, kind in kinds.items():
