@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from galley.models.registry import build_program
+from galley.server.ledger import ledger_lines
+from galley.types.model_info import Ledger
 from tests.checkpoints import make_tokenizer
 from tests.server.conftest import CONTEXT
 from tests.server.containers import memory_limit
@@ -87,6 +90,32 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     else:
         limit = 3 * GIB + GIB // 4  # of addresses: mapped files count, too
         yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def test_the_ledger_of_several_gpus_says_what_each_has() -> None:
+    """The reserve is for processes that are on none of them."""
+    sizes = {"weights": 12 * GIB, "kv": 6 * GIB, "buffers": 2 * GIB, "reserve": GIB}
+    numbers = {"parameters": 1, "threads": 1, "max_model_len": 8, "step_tokens": 8, "kv_tokens": 8}
+    ledger = Ledger(
+        family="llama",
+        executor="gpu",
+        isa="",
+        device="cuda",
+        weight_dtype="bf16",
+        inputs="bfloat16",
+        kv_dtype="bfloat16",
+        kv_per_token=1,
+        available=48 * GIB,
+        requests=((8, 1),),
+        ranks=2,
+        **sizes,
+        **numbers,
+    )
+    lines = "\n".join(ledger_lines("m", ledger))
+    assert re.search(r"each GPU +10 GiB +of 24 GiB", lines), lines
+    assert "executor gpu, 2 ranks of 1 thread" in lines
+    whole = msgspec.structs.replace(ledger, ranks=1)
+    assert "each GPU" not in "\n".join(ledger_lines("m", whole))
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(

@@ -22,6 +22,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
         ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        *_rank_row(ledger),
     ]
     fitting = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in ledger.requests)
     return [
@@ -110,6 +111,14 @@ def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         disk_read_text(ledger.experts_of_token),
     )
     return [("experts", ledger.experts, f"of {all_of_them} on disk, a token reads up to {chosen}")]
+
+
+def _rank_row(ledger: Ledger) -> list[tuple[str, int, str]]:
+    """Return the row of one of several GPUs, which hold parts of the same size; none for others."""
+    if ledger.ranks == 1 or ledger.device == "cpu":
+        return []
+    each = (ledger.total - ledger.reserve) // ledger.ranks
+    return [("each GPU", each, f"of {bytes_text(ledger.available // ledger.ranks)}")]
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from galley.graph.adapters import with_adapters
 from galley.graph.divide import Divided, divide
 from galley.links.access import read_access
 from galley.machine import available_memory, bytes_text
+from galley.ops.batch import Batch
 from galley.ops.choice import choose_executor
 from galley.ops.communicator import (
     Communicator,
@@ -57,7 +58,14 @@ from galley.ops.communicator import (
     communicator,
     mapped_memory,
 )
-from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
+from galley.ops.executor import (
+    BlockAccess,
+    Executor,
+    ExecutorOptions,
+    FollowingExecutor,
+    Submitted,
+    WeightChecking,
+)
 from galley.ops.sampling import SamplingBatch
 
 _NOTHING: Final = SamplingBatch()
@@ -70,18 +78,21 @@ class Group:
     Attributes:
         shared: its communicator.
         mesh: the connections to ranks on other machines; None: there are none.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
     """
 
     shared: Communicator
     mesh: Mesh | None = None
+    meeting: int = -1
 
 
-def serve_rank(connection: socket.socket, memory: int) -> None:
+def serve_rank(connection: socket.socket, memory: int, meeting: int) -> None:
     """Load a part of the model and compute steps, until the connection closes or a rank fails.
 
     Args:
         connection: the connection to rank 0.
         memory: the descriptor of the shared memory.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
     """
     channel = Channel(connection)
     begin = channel.receive_at_rank()
@@ -89,10 +100,10 @@ def serve_rank(connection: socket.socket, memory: int) -> None:
         return
     assert isinstance(begin, Begin)
     mapped = mapped_memory(memory, begin.ranks, begin.slot_bytes)
-    serve_group(channel, begin, lambda: group_of(begin, mapped))
+    serve_group(channel, begin, lambda: group_of(begin, mapped, meeting))
 
 
-def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
+def group_of(begin: Begin, memory: npt.NDArray[np.uint8], meeting: int) -> Group:
     """Return the group of a rank of rank 0's machine.
 
     Raises:
@@ -100,7 +111,7 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
     """
     shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     if not begin.elsewhere:
-        return Group(shared)
+        return Group(shared, meeting=meeting)
     deadline = time.monotonic() + START_SECONDS
     access = read_access(begin.settings)
     links = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
@@ -130,7 +141,7 @@ def serve_group(
     try:
         group = meet()
         run_on(begin.cpus)
-        executor = load(begin, group.shared)
+        executor = load(begin, group)
         gc.freeze()
         serve(channel, executor, group.shared, contents)
     except GalleyError as error:
@@ -162,7 +173,7 @@ def kind_of(error: GalleyError) -> ErrorKind:
     return "settings" if isinstance(error, SettingsError) else "engine"
 
 
-def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
+def load(begin: Begin, group: Group) -> Executor:
     """Load the part of a rank, of which only its rows are read.
 
     Raises:
@@ -180,8 +191,9 @@ def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
     part = divide(program, begin.rank, begin.ranks)
     if digest(part) != begin.ops:
         raise ModelError(f"{begin.folder} changed while it was being loaded; start again")
-    options = options_of(part, options, shared, begin.expert_cache_bytes)
-    return cast(LocalExecutor, factory(part.program, part.weights(model.weights), options))
+    options = dataclasses.replace(options, meeting=group.meeting)
+    options = options_of(part, options, group.shared, begin.expert_cache_bytes)
+    return factory(part.program, part.weights(model.weights), options)
 
 
 def options_of(
@@ -206,13 +218,9 @@ def digest(part: Divided) -> str:
     return hashlib.blake2b(repr(part.program.ops).encode(), digest_size=16).hexdigest()
 
 
-class LocalExecutor(Executor, BlockAccess, Protocol):
-    """An executor of this process."""
-
-
 def serve(
     channel: Channel,
-    executor: LocalExecutor,
+    executor: Executor,
     shared: Communicator,
     contents: Callable[[], bytes] | None = None,
 ) -> None:
@@ -251,12 +259,14 @@ def serve(
 
     for target in (read, answer):
         threading.Thread(target=target, daemon=True).start()
+    steps = _Steps(executor)
     while (frame := inbox.get()) is not None:
         if isinstance(frame, RunStep):
-            executor.collect(executor.submit(batch_of(frame), _NOTHING))
+            steps.run(batch_of(frame))
         elif isinstance(frame, Allocate):
             _allocate(channel, executor, frame, alone=contents is not None)
         elif isinstance(frame, SetAdapter):
+            steps.finish()
             for number in frame.dropped:
                 packed.pop(number, None)
             executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
@@ -264,15 +274,41 @@ def serve(
             executor.check_weights()
 
 
-def _loaded(executor: LocalExecutor, contents: bytes) -> Loaded:
+def _loaded(executor: Executor, contents: bytes) -> Loaded:
     return Loaded(
         executor.kv_bytes_per_block(),
-        tuple(map(executor.block_bytes, range(executor.kv_groups))),
+        _block_sizes(executor),
         executor.bytes_per_state(),
         executor.step_costs(),
         getattr(executor, "isa", ""),
         contents,
     )
+
+
+class _Steps:
+    """Computes steps. On a device, the next one is submitted before the last one has ended."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._ahead = 1 if isinstance(executor, FollowingExecutor) else 0
+        self._running: list[Submitted] = []
+
+    def run(self, batch: Batch) -> None:
+        """Submit a step, and wait for the one before it. Raises RankLost: another rank has failed."""
+        self._running.append(self._executor.submit(batch, _NOTHING))
+        self.finish(self._ahead)
+
+    def finish(self, but: int = 0) -> None:
+        """Wait for all steps ``but`` the last ones. Raises RankLost: another rank has failed."""
+        while len(self._running) > but:
+            self._executor.collect(self._running.pop(0))
+
+
+def _block_sizes(executor: Executor) -> tuple[int, ...]:
+    """Return the bytes of a block in each KV group; none if the executor's blocks cannot be read."""
+    if not isinstance(executor, BlockAccess):
+        return ()
+    return tuple(map(executor.block_bytes, range(executor.kv_groups)))
 
 
 def _allocate(channel: Channel, executor: Executor, wanted: Allocate, *, alone: bool) -> None:
@@ -301,13 +337,14 @@ def _read(
     channel: Channel,
     inbox: "queue.SimpleQueue[ToRank | None]",
     wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
-    executor: "LocalExecutor",
+    executor: Executor,
 ) -> None:
     """Read frames for the other threads, and restore blocks, which the next step may read."""
     while (frame := channel.receive_at_rank()) is not None:
         if isinstance(frame, PackAdapter | ReadBlock):
             wanted.put(frame)
         elif isinstance(frame, WriteBlock):
+            assert isinstance(executor, BlockAccess)
             executor.write_block(frame.block, frame.group, np.frombuffer(frame.data, np.uint8))
         else:
             inbox.put(frame)
@@ -316,7 +353,7 @@ def _read(
 def _answer(
     channel: Channel,
     wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
-    executor: "LocalExecutor",
+    executor: Executor,
     packed: dict[int, object],
 ) -> None:
     """Pack adapters and send blocks, in the order of the frames."""
@@ -324,6 +361,7 @@ def _answer(
         if isinstance(frame, PackAdapter):
             answer: FromRank = _pack(executor, frame, packed)
         else:
+            assert isinstance(executor, BlockAccess)
             answer = Block(executor.read_block(frame.block, frame.group).tobytes())
         with suppress(OSError):  # rank 0 is gone, which the reader notices
             channel.send(answer)
