@@ -1,8 +1,9 @@
-"""Stems of English words, and which stems are opposites or the same action."""
+"""Stems of English words, and which stems are opposites, or the same action or thing."""
 
+from collections.abc import Iterable
 from typing import Final
 
-from galley.cache.fact_words import ACTIONS, OPPOSITES
+from galley.cache.fact_words import ACTIONS, OPPOSITES, THINGS
 
 
 def stem(word: str) -> str:
@@ -32,14 +33,15 @@ def _opposites() -> dict[str, set[str]]:
 OPPOSITE_OF: Final = _opposites()
 
 
-def _same_actions() -> dict[str, set[str]]:
-    """Return stem of an action -> the stems that may mean the same, itself included."""
+def _alike(groups: Iterable[frozenset[str]]) -> dict[str, set[str]]:
+    """Return stem of a word -> the stems that may mean the same, itself included."""
     found: dict[str, set[str]] = {}
-    for group in ACTIONS:
+    for group in groups:
         stems = {stem(word) for word in group}
         for one in stems:
             found.setdefault(one, set()).update(stems)
     return found
 
 
-SAME_ACTIONS: Final = _same_actions()
+SAME_ACTIONS: Final = _alike(ACTIONS)
+SAME_THINGS: Final = _alike(THINGS)

@@ -208,9 +208,29 @@ donate
 """
 
 ACTIONS: Final = tuple(words(line) for line in _ACTIONS.strip().splitlines())
-"""Groups of words for things that can be done, of which those of a group may mean the same. A word may be
-in several groups. Left out are words that are as often names of things (order, charge, report), and those of
-which many mean the same in some sentence (add, pay, send, receive)."""
+"""Groups of words for things that can be done, of which those of a group may mean the same.
+
+A word may be in several groups. Left out are words that are as often names of things (order, charge,
+report), and those of which many mean the same in some sentence (add, pay, send, receive).
+"""
+
+_THINGS: Final = """
+account profile login membership
+password passcode passphrase login
+pin
+username
+email e-mail mail
+card
+order parcel package shipment delivery
+subscription membership plan contract
+invoice bill receipt
+appointment reservation
+photo picture image
+video
+"""
+
+THINGS: Final = tuple(words(line) for line in _THINGS.strip().splitlines())
+"""Groups of words for things that something is done to, as :data:`ACTIONS`."""
 
 PREFIXES: Final = ("un", "in", "im", "ir", "il", "dis", "non", "non-", "de", "mis", "anti", "anti-")
 """Beginnings that make a word's opposite."""

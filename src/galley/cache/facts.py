@@ -9,11 +9,12 @@ languages are known as well, and numbers, codes and names are found in any langu
 import itertools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from galley.cache.fact_stems import OPPOSITE_OF, SAME_ACTIONS, stem
+from galley.cache.fact_stems import OPPOSITE_OF, SAME_ACTIONS, SAME_THINGS, stem
 from galley.cache.fact_words import (
     CONTRARY,
     DATES,
@@ -191,6 +192,11 @@ class Facts:
         return {each for word in self.words if (each := stem(word)) in SAME_ACTIONS}
 
     @cached_property
+    def things(self) -> set[str]:
+        """The stems of the words for things that something is done to."""
+        return {each for word in self.words if (each := stem(word)) in SAME_THINGS}
+
+    @cached_property
     def roles(self) -> dict[str, str]:
         """Stem -> the role that the word before it gives it; "" where there is none."""
         roles: dict[str, str] = {}
@@ -207,8 +213,8 @@ class Facts:
 def difference(first: Facts, second: Facts) -> str | None:
     """Return the kind of fact in which two texts differ; None if they agree in all.
 
-    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "actions", "question"
-    and "roles".
+    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "actions",
+    "things", "question" and "roles".
     """
     if first.numbers != second.numbers or first.codes != second.codes:
         return "numbers"
@@ -224,8 +230,10 @@ def difference(first: Facts, second: Facts) -> str | None:
         return "negations"
     if _opposed(first.word_set, second.word_set):
         return "opposites"
-    if _lacks(first.actions, second.actions) and _lacks(second.actions, first.actions):
+    if _differ(first.actions, second.actions, SAME_ACTIONS):
         return "actions"
+    if _differ(first.things, second.things, SAME_THINGS):
+        return "things"
     if first.kinds and second.kinds and first.kinds != second.kinds:
         return "question"
     if _reversed(first, second):
@@ -285,9 +293,12 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
     )
 
 
-def _lacks(actions: set[str], others: set[str]) -> bool:
-    """Return whether one of the actions is none of the others by any name."""
-    return any(SAME_ACTIONS[action].isdisjoint(others) for action in actions)
+def _differ(first: set[str], second: set[str], alike: Mapping[str, set[str]]) -> bool:
+    """Return whether each text has a word that the other lacks by any name."""
+    return all(
+        any(alike[word].isdisjoint(others) for word in own)
+        for own, others in ((first, second), (second, first))
+    )
 
 
 def _reversed(first: Facts, second: Facts) -> bool:

@@ -56,8 +56,8 @@ def _run(lab: Lab) -> Finding:
         pictures=[_picture(others)],
         notes=[
             f"{len(others)} pairs of questions to a help desk, half of which mean the same, made from "
-            "templates. The facts are numbers, names, dates, units, negations, opposites, actions and who "
-            "does what to whom. The threshold is that with the most hits of which at most "
+            "templates. The facts are numbers, names, dates, units, negations, opposites, actions, things "
+            "and who does what to whom. The threshold is that with the most hits of which at most "
             f"{_BUDGET:.0%} are false, on as many pairs of other questions. `galley cache tune` finds it "
             "for your own.",
         ],
