@@ -146,6 +146,7 @@ class Call:
             model=self.model,
             outcome=outcome,
             waits=waits,
+            paced=caller.streams,
             question=question,
         )
         streams = await responses.submit(lookup, mode)

@@ -33,6 +33,7 @@ from galley.speech.results import Info, Segment
 from galley.speech.session import Session
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output
+from galley.types.engine_stats import EngineStats
 from galley.types.model_info import ModelInfo
 
 CHUNKS_IN_FLIGHT: Final = 8
@@ -91,6 +92,11 @@ class Transcriber(Closable):
     def info(self) -> ModelInfo:
         """The model's sizes, defaults and start-up times."""
         return self._engine.info
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters so far, such as its steps, and how full it is now."""
+        return self._engine.engine.stats
 
     def transcribe(
         self,
