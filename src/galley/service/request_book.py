@@ -167,10 +167,11 @@ class RequestBook:
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None or unfinished.replica is not replica:
             return 0
+        tokens, now = output.tokens, replica.last_frame_at
         computed = self._admission.progress(
-            unfinished.claim, len(output.tokens), output.cached_tokens, now=time.monotonic()
+            unfinished.claim, len(tokens), output.cached_tokens, now=now
         )
-        unfinished.take(output)
+        unfinished.take(output, now)
         if output.finish_reason is None:
             replica.requests.progressed(output.request_id)
             return computed

@@ -1,7 +1,6 @@
 """The server's side of one request, from its submission to the last of its Outputs."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -62,9 +61,13 @@ class Unfinished:
         )
         return msgspec.structs.replace(self.request, payload=payload)
 
-    def take(self, output: Output) -> None:
-        """Pass an Output to the reader, corrected as if a single engine had served the whole request."""
-        now = time.monotonic()
+    def take(self, output: Output, now: float) -> None:
+        """Pass an Output to the reader, corrected as if a single engine had served the whole request.
+
+        Args:
+            output: from the replica that has the request.
+            now: when it arrived, on the monotonic clock, in seconds.
+        """
         self.tokens.extend(output.tokens)
         if isinstance(output.result, Audio):
             self.samples += output.result.samples
