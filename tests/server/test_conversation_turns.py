@@ -117,7 +117,13 @@ def test_an_outbox_keeps_the_order_of_what_comes_while_it_is_emptied() -> None:
 
 def test_times_of_a_dropped_answer_are_not_those_of_the_next() -> None:
     dropped = TurnTimes(
-        900, 10.0, transcript=10.1, endpoint=10.4, first_words=10.2, first_audio=10.3
+        900,
+        10.0,
+        transcript=10.1,
+        endpoint=10.4,
+        first_words=10.2,
+        first_audio=10.3,
+        silence_ms=200,
     )
     times = dropped.of_another_answer()
     times.first_words = 10.5
@@ -125,6 +131,7 @@ def test_times_of_a_dropped_answer_are_not_those_of_the_next() -> None:
     shown = times.event("resp_1")
     assert [shown[f"{part}_ms"] for part in ("transcript", "endpoint")] == [100, 400]
     assert [shown[f"{part}_ms"] for part in ("first_words", "first_audio")] == [500, None]
+    assert shown["silence_ms"] == 200
 
 
 def test_what_was_added_to_a_fork_joins_the_items() -> None:

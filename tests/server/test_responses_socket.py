@@ -472,6 +472,7 @@ def test_a_connection_ends_at_its_age_after_what_has_begun(tmp_path: Path) -> No
         with Client(server) as client:
             ends = []
             while not ends or ends[-1]["type"] != "error":
+                assert time.monotonic() - connected < 60, "it is still open"
                 client.send(input="Tell me all.", max_output_tokens=30)
                 ends.append(client.end())
             assert time.monotonic() - connected > 2

@@ -332,6 +332,7 @@ def test_the_benchmark_times_each_part_of_a_turn(server: Server, tmp_path: Path)
         # By the audio's clock, half a second of silence ends a turn; the answer is ready or begins then.
         assert turn["transcript"] <= turn["first words"] <= turn["first audio made"]
         assert turn["endpoint"] > 0.4
+        assert turn["silence"] is None  # it is not judged
         assert turn["total"] > 0
     wrong = CliRunner().invoke(app, ["bench", "voice", str(said), *flags[:2], "--model", "none"])
     assert "cannot connect" in str(wrong.exception)
@@ -351,6 +352,7 @@ def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> Non
     times = [timing[f"{part}_ms"] for part in ("transcript", "endpoint", "sent")]
     assert times == sorted(times)
     assert timing["first_words_ms"] <= timing["first_audio_ms"] <= timing["sent_ms"]
+    assert timing["silence_ms"] < DEFAULT_SILENCE_MS
     [stopped] = client.of("input_audio_buffer.speech_stopped")
     # That silence ends turns which are not judged; this one was found to be complete before.
     assert stopped["audio_end_ms"] - timing["speech_end_ms"] < DEFAULT_SILENCE_MS

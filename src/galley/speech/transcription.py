@@ -148,8 +148,8 @@ class _Group:
                 new.append(place)
         # No step of the engine runs meanwhile.
         read = self._pool.map(self._read, new) if len(new) > 1 else map(self._read, new)
-        for place, error in zip(new, list(read), strict=True):
-            yield from self._go_on(place, error)
+        for place, unreadable in zip(new, list(read), strict=True):
+            yield from self._go_on(place, unreadable)
 
     def advance(self) -> Iterator[tuple[int, Segment | Ended]]:
         """Process the engine's next output."""
