@@ -25,8 +25,11 @@ from galley.protocols.openai.realtime.schemas import (
     SessionUpdate,
     Settings,
 )
+from galley.protocols.openai.realtime.sentence_ends import SentenceEnds
+from galley.protocols.openai.realtime.turn_ends import last_turn_alone
 from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.speech.options import TurnOptions
+from galley.tools.conversation import Conversation, Tool
 
 
 @pytest.mark.parametrize("eagerness", get_args(Eagerness))
@@ -48,6 +51,36 @@ def test_the_eager_wait_less() -> None:
         4_000,
         8_000,
     ]
+
+
+def test_a_mark_at_the_end_of_a_transcript_makes_the_end_of_a_turn_likelier() -> None:
+    ends = SentenceEnds()
+    assert ends.weighed(0.02, "It is done. ") == pytest.approx(0.06)
+    assert ends.weighed(0.02, "It is") == pytest.approx(0.002)
+    assert ends.weighed(0.02, "It is...") == pytest.approx(0.002)
+    assert ends.weighed(0.5, "Is it?") == 1.0
+    assert ends.weighed(0.0, "It is.") == 0.0
+
+
+def test_a_turn_is_judged_without_those_before_it() -> None:
+    system, *turns = [
+        {"role": role, "content": role} for role in ("system", "user", "assistant", "user")
+    ]
+    tools = (Tool(name="look"),)
+    judged = last_turn_alone(Conversation(messages=[system, *turns], tools=tools))
+    assert (judged.messages, judged.tools) == ([system, turns[-1]], tools)
+    assert last_turn_alone(Conversation(messages=turns)).messages == turns[-1:]
+    assert last_turn_alone(Conversation(messages=turns[:1])).messages == turns[:1]
+
+
+def test_a_recognizer_that_writes_no_marks_says_nothing_about_ends() -> None:
+    ends = SentenceEnds()
+    for _ in range(3):
+        assert ends.weighed(0.02, "it is") < 0.02
+        ends.take("it is done")
+    assert ends.weighed(0.02, "it is") == 0.02
+    ends.take("Yes. And")  # it writes some, after all
+    assert ends.weighed(0.02, "it is") < 0.02
 
 
 def updated(settings: Settings, turns: ServerVad | SemanticVad | None) -> Settings:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from galley.cli.main import app
 from galley.protocols.openai.realtime.eagerness import DEFAULT_SILENCE_MS
+from galley.protocols.openai.realtime.party import SPOKEN
 from galley.speech.audio import Recording
 from tests.runtimes import voice_files
 from tests.server.live_client import LiveClient
@@ -47,6 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_calling(folder / "tools", max_position_embeddings=4096)
     tools = f"tools={folder / 'tools'}"
     models = ["chat=galley-demo", tools, "ears=galley-demo-speech", f"voice={voice}"]
+    models.append("tools.system_prompt=You call functions.")
     log = tmp_path_factory.mktemp("server") / "log"
     with Server(models, log, threads=1, kv_cache_tokens=16384) as running:
         yield running
@@ -85,6 +87,16 @@ def of_response(client: LiveClient) -> list[str]:
     kinds = [event["type"] for event in client.events]
     begun = len(kinds) - 1 - kinds[::-1].index("response.created")
     return list(dict.fromkeys(kinds[begun:]))
+
+
+def test_a_spoken_conversation_has_instructions_unless_its_model_or_client_has(
+    server: Server, client: LiveClient
+) -> None:
+    [created] = client.of("session.created")
+    assert created["session"]["instructions"] == SPOKEN
+    assert update(client, instructions="")["instructions"] == ""
+    with LiveClient(server, "?model=tools") as other:
+        assert other.until("session.created")["session"]["instructions"] == ""
 
 
 def test_a_text_is_answered_with_text(client: LiveClient) -> None:

@@ -191,6 +191,7 @@ class Conversation:
             case live.Completed():
                 item = self._items.named(item_id)
                 item.text, item.waits = event.text.strip(), False
+                self._turn_ends.ended(item.text)
                 if self._times is not None:
                     self._times.transcript = self._times.transcript or time.monotonic()
                 await self._answer(item)
