@@ -470,7 +470,7 @@ def test_a_connection_ends_at_its_age_after_what_has_begun(tmp_path: Path) -> No
     with Server(folder, tmp_path / "log", threads=1, **flags) as server:
         connected = time.monotonic()
         with Client(server) as client:
-            ends = []
+            ends: list[dict[str, Any]] = []
             while not ends or ends[-1]["type"] != "error":
                 assert time.monotonic() - connected < 60, "it is still open"
                 client.send(input="Tell me all.", max_output_tokens=30)
