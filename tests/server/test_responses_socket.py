@@ -463,6 +463,29 @@ def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Pa
             stopped_while_answering(server, client)
 
 
+def test_a_connection_ends_at_its_age_after_what_has_begun(tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "calling", max_position_embeddings=1024)
+    keys = KeyFile(tmp_path / "keys", a={})
+    flags: dict[str, Any] = {"api_key_file": keys.path, "responses_websocket_seconds": 2}
+    with Server(folder, tmp_path / "log", threads=1, **flags) as server:
+        connected = time.monotonic()
+        with Client(server) as client:
+            ends: list[dict[str, Any]] = []
+            while not ends or ends[-1]["type"] != "error":
+                assert time.monotonic() - connected < 60, "it is still open"
+                client.send(input="Tell me all.", max_output_tokens=30)
+                ends.append(client.end())
+            assert time.monotonic() - connected > 2
+            assert ends[-1]["error"]["code"] == "websocket_connection_limit_reached"
+            assert "open for 2 seconds" in ends[-1]["error"]["message"]
+            assert closed_with(client) == 1000
+        # Every request before was answered to its end, and another connection goes on.
+        assert len(ends) > 1
+        assert all(end["response"]["output"] for end in ends[:-1])
+        with Client(server) as client:
+            assert client.answer(input="And then?")["output"]
+
+
 def stopped_while_answering(server: Server, client: Client) -> None:
     with Client(server) as idle:
         server.process.send_signal(signal.SIGTERM)
