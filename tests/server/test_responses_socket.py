@@ -532,7 +532,7 @@ def test_a_compacted_conversation_goes_on(sdk: OpenAI, client: Client) -> None:
 
 def test_a_call_whose_output_is_still_to_come_outlasts_a_compaction(sdk: OpenAI) -> None:
     """An agent compacts its conversation while its tools run, and then sends what they returned."""
-    waiting = [
+    waiting: list[Any] = [
         {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": f'{{"n":{n}}}'}
         for n in (2, 3)
     ]
@@ -542,7 +542,7 @@ def test_a_call_whose_output_is_still_to_come_outlasts_a_compaction(sdk: OpenAI)
     assert summary["type"] == "compaction"
     kept = [{name: item[name] for name in waiting[0]} for item in (second, third)]
     assert kept == waiting
-    outputs = [
+    outputs: list[Any] = [
         {"type": "function_call_output", "call_id": one["call_id"], "output": "21"}
         for one in waiting
     ]
