@@ -81,6 +81,53 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     assert any(name.startswith("galley_build_info") for name in metrics)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "static", "said"),
+    [
+        ("float32", 0, "float32, not rounded"),
+        ("bfloat16", 0, "rounded to bfloat16; 0.6 % other likeliest tokens with SmolLM2-"),
+        (
+            "int8",
+            0,
+            "rounded to int8, the largest of each group to 16 bits; 1.5 % other likeliest tokens with Smol",
+        ),
+        (
+            "int8",
+            3,
+            "rounded to int8, the largest of each group to 16 bits, of 3 matrices by the checkpoint's "
+            "static scales; galley eval quality m",
+        ),
+    ],
+)
+def test_the_ledger_says_how_inputs_are_rounded_and_what_that_lost_where_it_was_measured(
+    inputs: str, static: int, said: str
+) -> None:
+    ledger = Ledger(
+        family="llama",
+        parameters=1,
+        executor="cpu",
+        isa="avx2",
+        device="cpu",
+        threads=1,
+        weight_dtype="int4",
+        inputs=inputs,
+        kv_dtype="bfloat16",
+        max_model_len=1,
+        step_tokens=1,
+        weights=1,
+        buffers=1,
+        kv_per_token=1,
+        kv_tokens=1,
+        kv=1,
+        reserve=1,
+        available=1,
+        static_inputs=static,
+    )
+    [line] = [line for line in ledger_lines("m", ledger) if line.startswith("  inputs ")]
+    assert line.removeprefix("  inputs     ").startswith(said)
+    assert line.endswith("galley eval quality m measures the loss") == (inputs != "float32")
+
+
 @pytest.fixture(params=["container", "ulimit -v"])
 def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     """Limit the memory of a starting process: too little for bfloat16, enough for int4."""

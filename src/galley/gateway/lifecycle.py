@@ -27,6 +27,11 @@ class Lifecycle:
         """The current state."""
         return "draining" if self._draining.is_set() else self._engine_state()
 
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are not answered."""
+        return self._in_flight
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self._draining.set()

@@ -5,9 +5,9 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Final
 
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
+from galley.service.frame_reader import FrameReader
 from galley.service.frames import (
     HEADER,
     Abort,
@@ -25,8 +25,6 @@ from galley.service.spawn import Spawned
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
 
-_READ_BYTES: Final = 1 << 18
-
 _ERRORS = {
     "model": ModelError,
     "settings": SettingsError,
@@ -41,13 +39,13 @@ class EngineProcess:
     def __init__(
         self,
         child: "subprocess.Popen[bytes]",
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: FrameReader,
+        transport: asyncio.Transport,
         memory: SharedTensors | None = None,
     ) -> None:
         self._child = child
         self._reader = reader
-        self._writer = writer
+        self._transport = transport
         self._memory = memory
         self.frames_sent = -1  # the Start frame does not count
 
@@ -68,7 +66,8 @@ class EngineProcess:
         ``promised`` and so on: see :class:`galley.service.frames.Start`.
         """
         try:
-            reader, writer = await asyncio.open_connection(sock=spawned.connection)
+            loop = asyncio.get_running_loop()
+            made = await loop.create_connection(FrameReader, sock=spawned.connection)
         except BaseException:
             spawned.connection.close()  # the child ends with it
             if spawned.memory is not None:
@@ -76,7 +75,8 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         memory = None if spawned.memory is None else SharedTensors(spawned.memory)
-        process = cls(spawned.child, reader, writer, memory)
+        transport, reader = made
+        process = cls(spawned.child, reader, transport, memory)
         at = spawned.at
         process.send(Start(settings, folder, at, promised, publishes, publishes_tokens, transfer))
         return process
@@ -95,7 +95,7 @@ class EngineProcess:
             elif isinstance(frame, Abort):
                 self._memory.aborted(frame.request_ids, self.frames_sent)
         with suppress(ConnectionError, RuntimeError):
-            self._writer.write(encode(frame))
+            self._transport.write(encode(frame))
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
         """Yield the frames until the process closes its end, each time all that have arrived.
@@ -103,14 +103,11 @@ class EngineProcess:
         Raises:
             ModelError, SettingsError, EngineFailed: the engine reports that it cannot start.
         """
-        received = bytearray()
-        with suppress(ConnectionError):
-            while data := await self._reader.read(_READ_BYTES):
-                received += data
-                frames = taken_from(received)
-                if self._memory is not None and self._memory.is_lent:
-                    _reuse(self._memory, frames)
-                yield frames
+        while await self._reader.more():
+            frames = taken_from(self._reader.received)
+            if self._memory is not None and self._memory.is_lent:
+                _reuse(self._memory, frames)
+            yield frames
 
     def kill(self) -> None:
         """Kill a process that hangs; :meth:`frames` then ends."""
@@ -118,7 +115,7 @@ class EngineProcess:
 
     async def close(self) -> int:
         """Close the connection, kill the process if it does not exit, and return its exit status."""
-        self._writer.close()
+        self._transport.close()
         if self._memory is not None:
             self._memory.close()
             self._memory = None

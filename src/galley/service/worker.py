@@ -36,6 +36,7 @@ from galley.errors import (
     SettingsError,
 )
 from galley.observe import logs
+from galley.ops import background
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
     HEADER,
@@ -49,6 +50,7 @@ from galley.service.frames import (
     Phase,
     Planned,
     Ready,
+    Released,
     Start,
     StartFailed,
     Submit,
@@ -164,7 +166,8 @@ def main() -> None:
         if start.transfer is not None:
             _exchange_blocks(engine, start.transfer, inbox)
         publisher = _publisher(engine, start)
-        connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
+        seats, stores = start.settings.running_limit, background.is_busy()
+        connection.send(Ready(engine.info, engine.stats, seats, stores=stores))
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores, publisher)
@@ -237,7 +240,7 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
     """Read frames into the inbox. The end of the stream ends the process, whatever the engine is doing."""
     try:
         while (frame := connection.receive()) is not None:
-            assert not isinstance(frame, Start)
+            assert not isinstance(frame, Start | Released)
             inbox.put(frame)
     except OSError:
         pass
@@ -253,7 +256,8 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
 class _SignsOfLife:
     """Reports to the server every second that the process is alive, and how long the step has taken so far.
 
-    Waiting for the cores does not count as a step.
+    Waiting for the cores does not count as a step. The end of background work is reported at once: a server
+    that stops may wait for it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -269,10 +273,13 @@ class _SignsOfLife:
 
     def _send_alive(self) -> None:
         while True:
-            time.sleep(SIGN_OF_LIFE_SECONDS)
+            if background.is_busy():
+                background.finish(SIGN_OF_LIFE_SECONDS)
+            else:
+                time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began
             seconds = 0.0 if began is None else time.monotonic() - began
-            self._connection.send(Alive(seconds))
+            self._connection.send(Alive(seconds, stores=background.is_busy()))
 
 
 def _loop(

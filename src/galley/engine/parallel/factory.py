@@ -141,6 +141,7 @@ class ParallelFactory:
                 closing.append(own.close)
             if remote is not None:
                 remote.check_isa([getattr(own, "isa", ""), *(one.isa for one in loaded)])
+                remote.check_contents(dict(enumerate(loaded, 1)))
             kind = ParallelDevices if self._on_devices else ParallelExecutor
             return kind(
                 own, parts, links, loaded, shared, here=self._here, on_close=partial(_all, closing)

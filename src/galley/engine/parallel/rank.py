@@ -119,7 +119,10 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8], meeting: int) -> Group
 
 
 def serve_group(
-    channel: Channel, begin: Begin, meet: Callable[[], Group], *, alone: bool = False
+    channel: Channel,
+    begin: Begin,
+    meet: Callable[[], Group],
+    contents: Callable[[], bytes] | None = None,
 ) -> None:
     """Load a part of the model and compute steps, until the connection closes or a rank fails.
 
@@ -127,7 +130,8 @@ def serve_group(
         channel: the connection to rank 0.
         begin: the first frame.
         meet: connects with the other ranks.
-        alone: the rank is on a different machine from rank 0, which does not know its free memory.
+        contents: returns a digest of the checkpoint's files, of a rank on a different machine from rank 0,
+            which knows neither these files nor the free memory there.
     """
     group: Group | None = None
 
@@ -139,9 +143,9 @@ def serve_group(
         run_on(begin.cpus)
         executor = load(begin, group)
         gc.freeze()
-        serve(channel, executor, group.shared, alone=alone)
+        serve(channel, executor, group.shared, contents)
     except GalleyError as error:
-        fail(_kind(error), str(error))
+        fail(kind_of(error), str(error))
     except RankLost:
         pass  # another rank has said why
     except BaseException as error:
@@ -160,7 +164,8 @@ def _fail(channel: Channel, shared: Communicator | None, reason: Failed) -> None
         shared.fail()
 
 
-def _kind(error: GalleyError) -> ErrorKind:
+def kind_of(error: GalleyError) -> ErrorKind:
+    """Return the kind of an error, by which rank 0 raises it again."""
     if isinstance(error, DamagedWeights):
         return "damaged"
     if isinstance(error, ModelError):
@@ -214,26 +219,22 @@ def digest(part: Divided) -> str:
 
 
 def serve(
-    channel: Channel, executor: Executor, shared: Communicator, *, alone: bool = False
+    channel: Channel,
+    executor: Executor,
+    shared: Communicator,
+    contents: Callable[[], bytes] | None = None,
 ) -> None:
     """Say that the rank is loaded, and compute steps until rank 0 closes the connection.
 
-    ``alone``: see :func:`serve_group`.
+    ``contents``: see :func:`serve_group`.
 
     Raises:
         RankLost: another rank has failed.
         DamagedWeights: the packed weights differ from those written to disk.
-        SettingsError: the rank is alone on its machine, which has too little memory for the KV blocks.
+        ModelError: a file of the checkpoint cannot be read.
+        SettingsError: the rank is on a machine of its own, which has too little memory for the KV blocks.
     """
-    channel.send(
-        Loaded(
-            executor.kv_bytes_per_block(),
-            _block_sizes(executor),
-            executor.bytes_per_state(),
-            executor.step_costs(),
-            getattr(executor, "isa", ""),
-        )
-    )
+    channel.send(_loaded(executor, b"" if contents is None else contents()))
     inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
     wanted: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
     packed: dict[int, object] = {}
@@ -263,7 +264,7 @@ def serve(
         if isinstance(frame, RunStep):
             steps.run(batch_of(frame))
         elif isinstance(frame, Allocate):
-            _allocate(channel, executor, frame, alone=alone)
+            _allocate(channel, executor, frame, alone=contents is not None)
         elif isinstance(frame, SetAdapter):
             steps.finish()
             for number in frame.dropped:
@@ -271,6 +272,17 @@ def serve(
             executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
         elif isinstance(frame, CheckWeights) and isinstance(executor, WeightChecking):
             executor.check_weights()
+
+
+def _loaded(executor: Executor, contents: bytes) -> Loaded:
+    return Loaded(
+        executor.kv_bytes_per_block(),
+        _block_sizes(executor),
+        executor.bytes_per_state(),
+        executor.step_costs(),
+        getattr(executor, "isa", ""),
+        contents,
+    )
 
 
 class _Steps:

@@ -210,8 +210,9 @@ def data_event(value: Mapping[str, Any]) -> bytes:
     data = msgspec.json.encode(value)
     # These do not end lines in an event stream, but Python clients that split text with
     # str.splitlines (such as httpx's iter_lines) would split the event. They occur only in strings.
-    for character, escaped in _LINE_ENDS:
-        data = data.replace(character, escaped)
+    if not data.isascii():
+        for character, escaped in _LINE_ENDS:
+            data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"
 
 
