@@ -38,16 +38,16 @@ class TensorRanks:
 
     Args:
         shared: the rank's communicator in host memory, which says whether a rank has failed.
-        store: the descriptor of a file that was empty when the first rank got it.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
         device: where the tensors are.
 
     Raises:
         SettingsError: torch has no NCCL.
     """
 
-    def __init__(self, shared: Communicator, store: int, device: Device) -> None:
+    def __init__(self, shared: Communicator, meeting: int, device: Device) -> None:
         self.rank, self.ranks = shared.rank, shared.ranks
-        self._shared, self._store = shared, store
+        self._shared, self._meeting = shared, meeting
         self._on_host = device.torch.type == "cpu"
         if not self._on_host and not distributed.is_nccl_available():
             raise SettingsError(
@@ -114,7 +114,7 @@ class TensorRanks:
     def close(self) -> None:
         """Leave the group. No exchange is possible afterwards."""
         if self._backend is None:
-            os.close(self._store)
+            os.close(self._meeting)
         else:
             # The store keeps using its descriptor until torch destroys it, so that stays open.
             self._backend.abort()
@@ -144,7 +144,7 @@ class TensorRanks:
         """Return torch's group of the ranks: not the default one, which a caller's process may have."""
         for name in _INTERFACES:
             os.environ.setdefault(name, "lo")
-        store = _DISTRIBUTED.FileStore(f"/proc/self/fd/{self._store}", self.ranks)
+        store = _DISTRIBUTED.FileStore(f"/proc/self/fd/{self._meeting}", self.ranks)
         if self._on_host:
             return _DISTRIBUTED.ProcessGroupGloo(store, self.rank, self.ranks, _TIMEOUT)
         options = _DISTRIBUTED.ProcessGroupNCCL.Options()
