@@ -240,6 +240,22 @@ def test_the_best_buy_is_no_machine_of_the_reference_executor(tmp_path: Path) ->
     assert "only the slow reference executor for it yet" in done.output
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 3000 + "]" * 3000, "nests lists or mappings too deeply"),
+        ("- {name: x, price: 2001-99-99}", "month must be in 1..12"),
+    ],
+)
+def test_a_table_that_is_none_is_named(tmp_path: Path, text: str, says: str) -> None:
+    table = tmp_path / "machines.yaml"
+    table.write_text(text)
+    result = planned(tmp_path, "--hardware", str(table))
+    assert isinstance(result.exception, SettingsError)
+    assert f"hardware table {table}" in str(result.exception)
+    assert says in str(result.exception)
+
+
 def test_gpus_have_the_executor_that_runs_the_model() -> None:
     machines = {machine.name: machine for machine in read_machines()}
     runs = {name: one.executor(gpu=True) for name, one in machines.items() if one.kind == "gpu"}
