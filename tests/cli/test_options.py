@@ -214,6 +214,13 @@ def test_a_name_longer_than_a_path_is_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = galley("quantize", "galley-demo", str(tmp_path / "file" / "out"))
+    assert done.returncode == 1
+    assert done.stderr == f"galley: {tmp_path}/file/out: Not a directory\n"
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = galley("run", str(tmp_path / "nowhere"), "hello", "--log-level", "debug")
     assert done.returncode == 1

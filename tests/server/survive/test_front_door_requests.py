@@ -187,6 +187,13 @@ def test_malformed_http_is_400(server: Server, request_: bytes) -> None:
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
 
 
+@pytest.mark.parametrize("version", ["2.0", "0.9"])
+def test_another_version_of_http_is_505(server: Server, version: str) -> None:
+    with Raw(server) as client:
+        client.send(f"GET /health HTTP/{version}", "Host: localhost", "")
+        assert error_of(client.answer(), 505)["code"] == "http_version_unknown"
+
+
 def test_a_malformed_chunk_is_refused(server: Server) -> None:
     with Raw(server) as client:
         client.post("Transfer-Encoding: chunked").send(body=b"zz\r\n")

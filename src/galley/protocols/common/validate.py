@@ -110,8 +110,11 @@ def _explained(message: str, model: type, path: Path) -> str:
     if bound := _BOUND.fullmatch(message):
         return f"must be {'at most' if bound[1] == '<=' else 'at least'} {bound[2]}"
     if message.startswith("Invalid enum value"):
+        choices = _choices(model, path)
+        if choices and isinstance(choices[0], bool):
+            return f"only {str(choices[0]).lower()} is supported"
         got = _shown(message.removeprefix("Invalid enum value ").strip("'"))
-        return f"{got} is not one of {', '.join(map(repr, _choices(model, path)))}"
+        return f"{got} is not one of {', '.join(map(repr, choices))}"
     return message[:1].lower() + message[1:]
 
 
