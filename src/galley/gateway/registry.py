@@ -345,7 +345,9 @@ class Registry(ModelNames):
         fitting = [m for m in served if task is None or m.tasks is None or task in m.tasks]
         if not fitting:
             return
-        *others, best = sorted(fitting, key=lambda model: _WORST_FIRST.index(model.state))
+        if len(fitting) > 1:
+            fitting.sort(key=lambda model: _WORST_FIRST.index(model.state))
+        *others, best = fitting
         for model in others:
             with suppress(GalleyError):
                 model.check(task, caller)
