@@ -32,8 +32,10 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
             invalid.
     """
     state = request.state
-    scheduling = scheduling_of(request.headers, request.app.state.objectives)
-    seconds = time_in(request.headers, TIMEOUT_HEADER, timeout, unit="seconds", most=MOST_TIMEOUT)
+    # Once for all that are looked up, most of which are not there; the first of several counts.
+    headers = {n.decode("latin-1"): v.decode("latin-1") for n, v in reversed(request.headers.raw)}
+    scheduling = scheduling_of(headers, request.app.state.objectives)
+    seconds = time_in(headers, TIMEOUT_HEADER, timeout, unit="seconds", most=MOST_TIMEOUT)
     return Caller(
         state.request_id,
         state.account,
@@ -41,12 +43,12 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         state.arrived,
         state.arrived + seconds,
         state.trace,
-        directives=read_directives(request.headers),
+        directives=read_directives(headers),
         headers=state.headers,
         flow=scheduling.flow,
         objective=scheduling.priority,
         first_token_by=state.arrived + scheduling.first_token_seconds,
-        release=request.headers.get(RELEASE_HEADER, ""),
+        release=headers.get(RELEASE_HEADER, ""),
     )
 
 

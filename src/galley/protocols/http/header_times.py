@@ -1,20 +1,21 @@
 """Headers that state a time."""
 
 import math
+from collections.abc import Mapping
 from typing import Final
-
-from starlette.datastructures import Headers
 
 from galley.errors import RequestError
 
 _MOST_CHARACTERS: Final = 32
 
 
-def time_in(headers: Headers, name: str, default: float, *, unit: str, most: float) -> float:
+def time_in(
+    headers: Mapping[str, str], name: str, default: float, *, unit: str, most: float
+) -> float:
     """Return the number in a header.
 
     Args:
-        headers: those of the request.
+        headers: those of the request, by lower-case name.
         name: the header's name.
         default: what applies without the header.
         unit: the unit of the number, for the error.
