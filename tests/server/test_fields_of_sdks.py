@@ -119,5 +119,5 @@ def test_each_allowed_value_is_named_once() -> None:
     block = {"type": "text", "text": "x", "cache_control": mark}
     body: dict[str, Any] = {"model": "m", "max_tokens": 4}
     body |= {"messages": [{"role": "user", "content": [block]}]}
-    with pytest.raises(RequestError, match="ttl: '2h' is not one of '1h', '5m'$"):
+    with pytest.raises(RequestError, match=r"ttl: '2h' is not one of '1h', '5m'$"):
         validate(anthropic_request.MessagesRequest, body)

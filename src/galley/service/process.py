@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Final
 
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
 from galley.service.frame_reader import FrameReader
@@ -24,6 +25,9 @@ from galley.service.shared_tensors import SharedTensors
 from galley.service.spawn import Spawned
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
+
+_TOGETHER_BYTES: Final = 64 << 10
+"""Bytes of frames that are written together; copying more costs more than another system call."""
 
 _ERRORS = {
     "model": ModelError,
@@ -48,6 +52,8 @@ class EngineProcess:
         self._transport = transport
         self._memory = memory
         self.frames_sent = -1  # the Start frame does not count
+        self._unsent = bytearray()
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def start(
@@ -87,15 +93,35 @@ class EngineProcess:
         return self._child.pid
 
     def send(self, frame: ToEngine) -> None:
-        """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends."""
+        """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends.
+
+        What is sent in one round of the loop is written at once: a system call that wakes the engine costs
+        more than all else that the server does with a small frame, and the engine gets the requests that
+        arrived together as one batch.
+        """
         self.frames_sent += 1
         if self._memory is not None:
             if isinstance(frame, Submit):
                 frame = Submit(*self._memory.place(frame.request, self.frames_sent))
             elif isinstance(frame, Abort):
                 self._memory.aborted(frame.request_ids, self.frames_sent)
+        data = encode(frame)
+        if len(self._unsent) + len(data) > _TOGETHER_BYTES:
+            self._write_unsent()
+            self._write(data)
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._write_unsent)
+        self._unsent += data
+
+    def _write_unsent(self) -> None:
+        if self._unsent:
+            data, self._unsent = self._unsent, bytearray()
+            self._write(data)
+
+    def _write(self, data: bytearray | memoryview) -> None:
         with suppress(ConnectionError, RuntimeError):
-            self._transport.write(encode(frame))
+            self._transport.write(data)
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
         """Yield the frames until the process closes its end, each time all that have arrived.
@@ -115,6 +141,7 @@ class EngineProcess:
 
     async def close(self) -> int:
         """Close the connection, kill the process if it does not exit, and return its exit status."""
+        self._write_unsent()
         self._transport.close()
         if self._memory is not None:
             self._memory.close()
