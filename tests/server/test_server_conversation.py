@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -348,8 +347,10 @@ def test_a_turn_ends_when_the_model_finds_it_complete(client: LiveClient) -> Non
     client.append(call)
     with client.quiet():
         timing = client.until(TIMING)
-    times = [timing[f"{part}_ms"] for part in ("transcript", "endpoint", "sent")]
-    assert times == sorted(times)
+    transcript, endpoint = timing["transcript_ms"], timing["endpoint_ms"]
+    # The model judges the transcript. On a slow machine, it is written after the turn has ended unjudged.
+    assert transcript <= endpoint or endpoint >= DEFAULT_SILENCE_MS
+    assert max(transcript, endpoint) <= timing["sent_ms"]
     assert timing["first_words_ms"] <= timing["first_audio_ms"] <= timing["sent_ms"]
     [stopped] = client.of("input_audio_buffer.speech_stopped")
     # That silence ends turns which are not judged; this one was found to be complete before.
@@ -395,9 +396,15 @@ def test_what_is_prepared_in_a_pause_is_dropped_when_the_caller_goes_on(
     update(client, max_output_tokens=20, audio={"input": english})
     call = np.concatenate(list(Recording(CALL, sample_rate=24_000)))[36_000:108_000]
     pause = np.zeros(24_000 * 6 // 10, np.float32)
-    for part in (call, pause, call):
-        client.append(part, block=480)
-        time.sleep(0.3)  # the pause is transcribed, and answered
+    client.append(call, block=480)
+    client.append(pause, block=480)
+    # The pause is transcribed, and answered.
+    until(
+        lambda: (
+            server.metrics("chat")["galley_requests_running"] or answers_of_chat(server) > before
+        )
+    )
+    client.append(call, block=480)
     with client.quiet():
         client.until("response.output_audio.delta")
     assert len(client.of("input_audio_buffer.committed")) == 1
