@@ -2,8 +2,6 @@
 
 import gc
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -154,14 +152,6 @@ def test_a_public_bind_needs_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match="GALLEY_API_KEY"):
         check_exposure(Settings(host=host), Tenants.load(Settings(admin_key=("a",))))
     check_exposure(Settings(host=host), Tenants.load(Settings(api_key=("k",))))
-
-
-def test_a_public_bind_without_a_key_does_not_start(model: Path) -> None:
-    command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode != 0
-    assert "API key" in " ".join(ended.stderr.split())
-    assert "Traceback" not in ended.stderr
 
 
 def test_key_files_must_hold_keys(tmp_path: Path) -> None:
