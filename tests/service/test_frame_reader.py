@@ -2,8 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from galley.service.frame_reader import FrameReader
 
@@ -13,13 +16,25 @@ async def connected() -> AsyncIterator[tuple[FrameReader, socket.socket]]:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     loop = asyncio.get_running_loop()
-    transport, reader = await loop.create_connection(FrameReader, sock=ours)
+    async with asyncio.timeout(30):  # an error in a callback would leave it waiting
+        transport, reader = await loop.create_connection(FrameReader, sock=ours)
     yield reader, theirs
     transport.close()
     theirs.close()
 
 
-def test_everything_arrives_and_then_the_end() -> None:
+@pytest.fixture(params=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes an event loop; Ray Serve's are those of uvloop."""
+    if request.param == "asyncio":
+        return asyncio.new_event_loop
+    found: Any = pytest.importorskip("uvloop", reason="extra ray")
+    return found.new_event_loop  # type: ignore[no-any-return]
+
+
+def test_everything_arrives_and_then_the_end(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     async def run() -> None:
         async with connected() as (reader, theirs):
             waiting = asyncio.create_task(reader.more())
@@ -33,7 +48,8 @@ def test_everything_arrives_and_then_the_end() -> None:
             assert reader.received == b"onetwo"
             assert not await reader.more()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
 
 
 def test_a_sender_waits_for_a_slow_reader() -> None:

@@ -5,7 +5,7 @@ bytes, that takes longer than all other work on them.
 """
 
 import asyncio
-from typing import Final
+from typing import Final, cast
 
 _READ_BYTES: Final = 1 << 18
 """Bytes received at a time, and the limit of those that wait for the reader."""
@@ -45,8 +45,8 @@ class FrameReader(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.BaseProtocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop, which Ray Serve uses, are no instances of it.
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         """See :class:`asyncio.BufferedProtocol`."""
