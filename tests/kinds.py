@@ -33,7 +33,7 @@ KINDS: Final[dict[str, frozenset[str]]] = {
             "server",
             "service",
         }
-        | {"test_distribution.py", "test_examples.py", "test_install_size.py"}
+        | {"test_distribution.py", "test_examples.py", "test_install_size.py", "test_warm.py"}
     ),
     "browser": frozenset({"page"}),
 }

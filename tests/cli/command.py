@@ -1,4 +1,4 @@
-"""The command line as users run it: a process."""
+"""The command line as users run it: a process, which starts warm (``tests/warm.py``) where it can."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from galley.cli.main import app
+from tests import warm
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -27,15 +28,18 @@ def galley(
     environ: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
-    return subprocess.run(
-        [sys.executable, "-m", "galley", *map(str, args)],
+    arguments, variables = [*map(str, args)], environment(**(environ or {}))
+    return warm.run(
+        arguments, environ=variables, stdin=stdin.encode(), cwd=cwd, timeout=timeout
+    ) or subprocess.run(
+        [sys.executable, "-m", "galley", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
         cwd=cwd,
-        env=environment(**(environ or {})),
+        env=variables,
     )
 
 

@@ -1,5 +1,6 @@
 """A real ``galley replica`` process for tests."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from typing import Self
 
 import psutil
 
+from tests import warm
 from tests.server.serving import until
 
 
@@ -17,12 +19,15 @@ class Replica:
     def __init__(self, folder: Path, log: Path, token: Path, port: int = 0, more: str = "") -> None:
         self._log = log
         flags = f"--threads 1 --kv-cache-tokens 32768 --max-adapters 4 --port {port} {more}".split()
-        self._command = [sys.executable, "-m", "galley", "replica", str(folder), *flags]
-        self._command += ["--cluster-token-file", str(token)]
+        self._arguments = ["replica", str(folder), *flags, "--cluster-token-file", str(token)]
 
     def __enter__(self) -> Self:
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.process: warm.Started = warm.start(
+                self._arguments, environ=os.environ, stdout=log, stderr=log
+            ) or subprocess.Popen(
+                [sys.executable, "-m", "galley", *self._arguments], stdout=log, stderr=log
+            )
 
         def address() -> str | None:
             assert self.process.poll() is None, self._log.read_text()
@@ -36,6 +41,11 @@ class Replica:
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
         self.process.wait()
+
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text()
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and its engine."""

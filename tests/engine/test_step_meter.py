@@ -20,12 +20,19 @@ def add(engine: Engine, name: str, prompt: list[int], **params: float) -> None:
 
 def bills(engine: Engine) -> dict[str, float]:
     """Run to the end; return the share of each request."""
-    shares = {}
+    shares: dict[str, float] = {}
     while engine.has_work:
-        for output in engine.step():
-            if output.finish_reason is not None:
-                assert output.timing is not None
-                shares[output.request_id] = output.timing.engine_seconds
+        shares |= step(engine)
+    return shares
+
+
+def step(engine: Engine) -> dict[str, float]:
+    """Return the share of each request that ends with the step."""
+    shares = {}
+    for output in engine.step():
+        if output.finish_reason is not None:
+            assert output.timing is not None
+            shares[output.request_id] = output.timing.engine_seconds
     return shares
 
 
@@ -41,15 +48,17 @@ def test_shares_add_up_to_the_time(executor: ExecutorName, checkpoint: Checkpoin
     awake = time.perf_counter()
     add(engine, "choices", [6, 7, 8] * 4, n=4, temperature=1.0)
     add(engine, "beams", [9] * 20, num_beams=3, temperature=0.0, max_tokens=10)
-    shares = bills(engine)
-    ended = time.perf_counter()
-    took = ended - began
+    shares: dict[str, float] = {}
+    while engine.has_work:
+        last = time.perf_counter()
+        shares |= step(engine)
+    took = time.perf_counter() - began
     stats = engine.stats
     assert len(shares) == 6
     assert min(shares.values()) > 0
     assert sum(shares.values()) == pytest.approx(stats.busy_seconds, rel=1e-9)
     # The last step's results belong to no request; the rest is everything.
-    assert 0.8 * (ended - awake) < stats.busy_seconds <= took
+    assert last - awake < stats.busy_seconds <= took
     parts = (stats.schedule_seconds, stats.forward_seconds, stats.emit_seconds)
     assert sum(parts) <= took
     assert 0 < stats.sample_seconds < stats.forward_seconds
@@ -63,11 +72,13 @@ def test_idle_time_is_on_no_receipt(checkpoint: CheckpointMaker) -> None:
     engine.step()
     engine.abort(["aborted-0"])
     before = engine.stats.busy_seconds
-    time.sleep(0.5)
+    time.sleep(0.1)
+    began = time.perf_counter()
     add(engine, "last", [5] * 10, max_tokens=1)
     shares = bills(engine)
+    took = time.perf_counter() - began
     assert shares["last-0"] == pytest.approx(engine.stats.busy_seconds - before)
-    assert shares["last-0"] < 0.4
+    assert shares["last-0"] <= took
 
 
 def test_a_longer_prompt_pays_more(checkpoint: CheckpointMaker) -> None:

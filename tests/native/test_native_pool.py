@@ -53,10 +53,13 @@ def test_threads_sleep_when_there_is_nothing_to_do() -> None:
     before = time.process_time()
     runtime.draw(logits, range(64), range(64), bytes(40 * 64))
     assert time.process_time() > before
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.1
+
+    def quiet() -> bool:
+        before = time.process_time()
+        time.sleep(0.2)
+        return time.process_time() - before < 0.02
+
+    assert any(quiet() for _ in range(50))
 
 
 def test_threads_that_cannot_be_started_are_an_error_and_leave_none_behind() -> None:

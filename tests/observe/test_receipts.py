@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.server.serving import Server, events, until
+from tests.thorough import examples
 
 pytestmark = pytest.mark.xdist_group("observe_receipts")
 
@@ -103,11 +104,12 @@ def test_usage_may_come_with_each_chunk(server: Server) -> None:
     assert server.metrics()["galley_inter_token_seconds_count"] - before > 2 * 2
 
 
-def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
+def test_the_receipts_of_a_load_add_up_to_the_counters(server: Server) -> None:
+    count = examples(1000)
     before = idle(server)
     receipts: list[dict[str, Any]] = []
     began = time.monotonic()
-    asyncio.run(_load(server, receipts, requests=1000, together=64))
+    asyncio.run(_load(server, receipts, requests=count, together=64))
     took = time.monotonic() - began
     after = idle(server)
 
@@ -117,7 +119,7 @@ def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
     def billed(name: str) -> float:
         return float(sum(receipt[name] for receipt in receipts))
 
-    assert len(receipts) == 1000
+    assert len(receipts) == count
     assert billed("completion_tokens") == gained("galley_generated_tokens_total")
     assert billed("prompt_tokens") == gained("galley_prompt_tokens_total")
     cached = sum(receipt["prompt_tokens_details"]["cached_tokens"] for receipt in receipts)
@@ -125,7 +127,7 @@ def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
     for part in ("queue", "prefill", "decode"):
         wanted = gained(f"galley_{part}_seconds_sum{{endpoint={PLAIN}}}")
         assert billed(f"{part}_ms") / 1000 == pytest.approx(wanted, rel=1e-3, abs=1e-3)
-        assert gained(f"galley_{part}_seconds_count{{endpoint={PLAIN}}}") == 1000
+        assert gained(f"galley_{part}_seconds_count{{endpoint={PLAIN}}}") == count
     assert billed("cost") == pytest.approx(gained("galley_cost_total"), rel=1e-6)
     assert billed("cost") == pytest.approx(gained("galley_tenant_cost_total{tenant=}"), rel=1e-6)
     # The engine's work never exceeds the elapsed time; how close it comes is tested below.
@@ -133,19 +135,25 @@ def test_a_thousand_receipts_add_up_to_the_counters(server: Server) -> None:
 
 
 def test_at_saturation_the_bill_is_the_machines_price_times_its_time(server: Server) -> None:
-    """The engine is busy from the first request's arrival to the last one's end: all of it is charged."""
+    """The engine is busy from the first request's arrival to the last one's end: all of it is charged.
 
-    async def answered() -> tuple[float, float]:
+    The engine's own clock says how long that is: how late a client receives the answers is no part of it.
+    """
+
+    async def answered() -> tuple[list[dict[str, float]], float]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             await asyncio.gather(*(client.post(PLAIN, json=BODY) for _ in range(2)))
-            body = BODY | {"n": 100, "max_tokens": 125}
+            body = BODY | {"n": 32, "max_tokens": 125}
             began = time.monotonic()
             answers = await asyncio.gather(*(client.post(PLAIN, json=body) for _ in range(2)))
             took = time.monotonic() - began
-        return sum(answer.json()["usage"]["cost"] for answer in answers), took
+        return [answer.json()["usage"] for answer in answers], took
 
-    cost, took = asyncio.run(answered())
-    assert cost == pytest.approx(PRICE / 3600 * took, rel=0.02)
+    receipts, took = asyncio.run(answered())
+    cost = sum(receipt["cost"] for receipt in receipts)
+    parts = ("queue_ms", "prefill_ms", "decode_ms")
+    longest = max(sum(receipt[part] for part in parts) for receipt in receipts) / 1000
+    assert 0.98 * PRICE / 3600 * longest < cost < PRICE / 3600 * took
 
 
 async def _load(

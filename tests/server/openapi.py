@@ -35,8 +35,8 @@ SCHEMA = schemathesis.openapi.from_dict(PAGE)
 OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
 EXAMPLES: Final = int(os.environ.get("SCHEMA_EXAMPLES", 25 if THOROUGH else 6))
 """Random requests for each operation. `make schema` sends many more, different in each run."""
-SLOW_SECONDS: Final = 5.0
-"""Most seconds of an answer to a random request, on a machine that is busy with other tests."""
+SLOW_SECONDS: Final = 30.0
+"""Most seconds of an answer to a random request, on a very busy machine; what takes longer hangs."""
 SPOKEN = [operation for operation in OPERATIONS if "/audio/" in operation.path]
 """Operations that a text model refuses; test_server_audio.py and test_server_speech.py have others."""
 SPEECH = [operation for operation in SPOKEN if operation.path.endswith("/speech")]
@@ -49,7 +49,7 @@ OF_VECTORS = [
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
 """Also refused here; test_embeddings.py tests embedding models."""
-OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
+OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict", "/metadata"))]
 """Also refused here; test_open_inference.py tests tensor models."""
 OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repository/models/")]
 """Also refused here, some for lack of an admin key; test_model_repository.py has a repository."""

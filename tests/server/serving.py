@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 
 import httpx
 import psutil
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests import warm
+from tests.forks import Fork
 
 START_SECONDS = 120
 
@@ -27,7 +30,10 @@ class Server:
     """A server, started on entry and killed with all its children on exit.
 
     Settings are flags: ``Server(folder, log, max_queue=1, api_key="k")``. Several models are a list of
-    ``NAME=MODEL``.
+    ``NAME=MODEL``. It starts warm (``tests/warm.py``) unless variables or ``module`` need a cold start.
+
+    Attributes:
+        arguments: those of ``galley``, which a test may replace before the start.
     """
 
     def __init__(
@@ -49,18 +55,12 @@ class Server:
         settings = {"port": 0, "speculation": "off", **settings}
         flags = [part for name, value in settings.items() for part in _flag(name, value)]
         models = [str(model)] if isinstance(model, Path | str) else model
-        self._command = [sys.executable, "-m", module, "serve", *models, *flags]
+        self._module = module
+        self.arguments = ["serve", *models, *flags]
 
     def __enter__(self) -> Self:
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                self._command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environ,
-                # Without a function, Python starts it by vfork, which copies none of a worker's gigabytes.
-                preexec_fn=None if self._open_files is None else self._limit_files,
-            )
+            self.process: warm.Started = self._warm(log) or self._cold(log)
         try:
             self.port = int(self.wait_for_log(r"listens on http://\S+:(\d+)")[1])
             self.url = f"http://127.0.0.1:{self.port}"
@@ -78,6 +78,27 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+    def _warm(self, log: BinaryIO) -> Fork | None:
+        if self._module != "galley":
+            return None
+        return warm.start(
+            self.arguments,
+            environ=self._environ,
+            stdout=log,
+            stderr=log,
+            open_files=self._open_files,
+        )
+
+    def _cold(self, log: BinaryIO) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-m", self._module, *self.arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=self._environ,
+            # Without a function, Python starts it by vfork, which copies none of a worker's gigabytes.
+            preexec_fn=None if self._open_files is None else self._limit_files,
+        )
 
     def _limit_files(self) -> None:
         assert self._open_files is not None
@@ -161,11 +182,15 @@ class Server:
 
 
 def until(condition: Callable[[], T], seconds: float = 30) -> T:
-    """Return the first true value of ``condition()``; fail if there is none within the timeout."""
-    deadline = time.monotonic() + seconds
+    """Return the first true value of ``condition()``; fail if there is none within the timeout.
+
+    It is called less and less often: reading a server's metrics takes the cores that the server needs.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.2)
     return value
 
 

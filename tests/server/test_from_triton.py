@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,7 @@ def test_the_page_has_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_serves_the_model(command: str, tmp_path: Path) -> None:
     server = Server([], tmp_path / "log")
-    _, *arguments = shlex.split(re.sub(r"port \d+", "port 0", command))
-    server._command = [sys.executable, "-m", "galley", *arguments]
+    _, *server.arguments = shlex.split(re.sub(r"port \d+", "port 0", command))
     with server:
         with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
             assert answered(client, triton)

@@ -2,8 +2,6 @@
 
 import gc
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +75,8 @@ def test_every_route_asks_for_a_key(locked: Server, method: str, path: str) -> N
         assert answer.headers["www-authenticate"] == "Bearer"
         error = answer.json()["error"]
         # In Ollama's, the Open Inference Protocol's and KServe's format the error is a text.
-        of_tensors = path.startswith("/v2") or path.endswith(":predict")
+        of_tensors = path.startswith(("/v2", "/v1/config"))
+        of_tensors |= path.endswith((":predict", "/metadata", "{version}"))
         if path.startswith("/api/") or (of_tensors and path != "/v2/rerank"):
             assert "API key" in error
             continue
@@ -153,14 +152,6 @@ def test_a_public_bind_needs_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match="GALLEY_API_KEY"):
         check_exposure(Settings(host=host), Tenants.load(Settings(admin_key=("a",))))
     check_exposure(Settings(host=host), Tenants.load(Settings(api_key=("k",))))
-
-
-def test_a_public_bind_without_a_key_does_not_start(model: Path) -> None:
-    command = [sys.executable, "-m", "galley", "serve", str(model), "--host", "0.0.0.0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode != 0
-    assert "API key" in " ".join(ended.stderr.split())
-    assert "Traceback" not in ended.stderr
 
 
 def test_key_files_must_hold_keys(tmp_path: Path) -> None:

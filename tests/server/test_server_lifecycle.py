@@ -5,8 +5,6 @@ import contextlib
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import psutil
 import pytest
 
 from galley.server.run import bind
+from tests.cli.command import galley
 from tests.missing import late_engine, slow_disk
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
@@ -188,15 +187,10 @@ def test_a_signal_during_a_download_stops_it(tmp_path: Path) -> None:
                 assert server.stop() == 0
 
 
-def serve(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "galley", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_a_port_in_use_is_reported(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = serve(str(model), "--port", str(port))
+        ended = galley("serve", model, "--port", port)
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -204,7 +198,7 @@ def test_a_port_in_use_is_reported(model: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        ended = serve(str(folder), "--port", "0")
+        ended = galley("serve", folder, "--port", 0)
         assert ended.returncode == 1
         assert "cannot start" in ended.stderr
         assert str(folder) in ended.stderr

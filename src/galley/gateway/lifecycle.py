@@ -32,6 +32,11 @@ class Lifecycle:
         """The number of requests that are not answered."""
         return self._in_flight
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the server stops."""
+        return self._draining.is_set()
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self._draining.set()

@@ -59,7 +59,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             gpu: whether executor "gpu" has kernels for the model.
 
         Returns:
-            None if there is none, or none that divides a model among several accelerators.
+            None if there is none, or it has not run on several accelerators of one machine yet.
         """
         if self.count > 1:
             return None

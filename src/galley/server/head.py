@@ -32,7 +32,7 @@ class Head(NamedTuple):
         method: in capitals.
         target: as it was sent.
         version: of HTTP, as "1.1".
-        headers: names in small letters.
+        headers: names in lower case.
     """
 
     method: bytes

@@ -117,6 +117,13 @@ class Leaving(msgspec.Struct, tag="leaving", frozen=True):
     """A replica elsewhere is about to end: its requests are to be continued by others."""
 
 
+class Released(msgspec.Struct, tag="released", frozen=True):
+    """A replica elsewhere that is about to end may do so: others continue its requests.
+
+    Until then, they may fetch the blocks of these from it.
+    """
+
+
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
     """The engine cannot start, and trying again will not help."""
 
@@ -156,7 +163,7 @@ class Blocks(msgspec.Struct, tag="blocks", frozen=True):
     contents: list[BlockContent] = []
 
 
-ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
+ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter | Released
 FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step | AdapterLoaded | Blocks | Leaving
 
 _encoder = msgspec.msgpack.Encoder()

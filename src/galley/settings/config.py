@@ -194,6 +194,12 @@ class Settings(ClusterSettings):
         "seconds after which a live stream without audio is finished and closed, and a WebSocket of "
         "/v1/responses without requests and answers",
     )
+    responses_websocket_seconds: Count = setting(
+        3600,
+        "Limits",
+        "seconds after which a WebSocket of /v1/responses takes no more requests and is closed; what has "
+        "begun is finished",
+    )
     stored_responses: CountOrZero = setting(
         1024,
         "Limits",

@@ -116,13 +116,15 @@ class EngineSettings:
     executor: ExecutorName = setting(
         "auto",
         "Model",
-        "implementation that runs the model; auto: cpu on device cpu, else reference",
+        "implementation that runs the model; auto: cpu on device cpu; gpu on cuda, or reference if triton "
+        "is not installed or the model has no kernels",
         common=True,
     )
     device: str = setting(
         "cpu",
         "Model",
-        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
+        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1; with "
+        "tensor_parallel one for each rank: cuda (the first ones), or a list such as cuda:2,cuda:3",
         common=True,
     )
     weight_cache: bool = setting(
@@ -165,7 +167,7 @@ class EngineSettings:
         1,
         "Model",
         "processes (ranks) that compute the model together, each with a part of every layer and of the KV "
-        "cache; texts do not change (executors cpu and reference)",
+        "cache; texts do not change",
     )
     tensor_parallel_rank: tuple[str, ...] = setting(
         (),
@@ -300,6 +302,15 @@ class EngineSettings:
     def ranks_here(self) -> int:
         """How many of the ranks are on this machine."""
         return self.tensor_parallel - len(self.tensor_parallel_rank)
+
+    def devices_of(self, ranks: int, *, apart: bool) -> tuple[str, ...]:
+        """Return the device of each of this many ranks; ``apart``: "cuda" is a GPU for each."""
+        names = tuple(self.device.split(","))
+        if len(names) > 1:
+            return names
+        if apart and self.device == "cuda":
+            return tuple(f"cuda:{rank}" for rank in range(ranks))
+        return names * ranks
 
     @property
     def engine_name(self) -> str:

@@ -69,6 +69,11 @@ def _check_ranks(own: "EngineSettings") -> None:
             f"tensor_parallel is {own.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "
             f"ranks on other machines, and one is here; set it to at least {elsewhere + 1}"
         )
+    if len(names := own.device.split(",")) not in (1, own.ranks_here):
+        raise SettingsError(
+            f"device is {own.device!r}, which names {len(names)} devices, but tensor_parallel is "
+            f"{own.tensor_parallel}; name one for each rank, or set tensor_parallel to {len(names)}"
+        )
     if own.tensor_parallel_cpus and own.tensor_parallel == 1:
         raise SettingsError(
             "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"

@@ -9,8 +9,10 @@ EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "c
 """State of an engine, as its client sees it: whether it accepts requests."""
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A snapshot after a step. Counters only grow; gauges hold the current value.
+
+    It is sent after every step, so the message has no field that is at its default.
 
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget

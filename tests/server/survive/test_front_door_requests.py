@@ -220,7 +220,7 @@ def test_a_client_that_is_gone_is_not_answered(server: Server, stream: bool) -> 
     body = json.dumps(fields | {"stream": stream}).encode()
     with Raw(server) as client:
         client.post(f"Content-Length: {len(body)}", path="/v1/completions").send(body=body)
-        time.sleep(0.2)
+        until(lambda: server.metrics()["galley_requests_running"] == 1)
     until(lambda: server.metrics().get(cancelled, 0) == before + 1, 10)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cli.command import galley
 from tests.formats.damage import CONFIG, INDEX, NORM, WEIGHTS, add_token, changed, changed_header
 from tests.server.conftest import ADMIN_KEY, CONTEXT
 from tests.server.neighbor import alone
@@ -180,8 +181,9 @@ def test_a_start_ends_with_one_line(
     server: Server, folder: Path, spoil: Callable[[Path], None], said: str
 ) -> None:
     spoil(folder)
-    code, error = start(folder)
-    assert code == 1
+    done = galley("serve", folder, "--port", 0, "--threads", 1)
+    error = done.stderr
+    assert done.returncode == 1
     assert error.count("galley: cannot start: ") == 1
     assert said in error
     assert "Traceback" not in error
@@ -192,14 +194,14 @@ def test_a_start_ends_with_one_line(
     ("space", "said"), [(400_000, "does not fit in memory"), (230_000, "memory")]
 )
 def test_a_start_without_memory_says_what_is_missing(folder: Path, space: int, said: str) -> None:
-    code, error = start(folder, address_space=space * 1024)
+    code, error = start(folder, space * 1024)
     assert code == 1
     assert said in error
     assert "ulimit -v" in error
     assert "Traceback" not in error
 
 
-def start(folder: Path, address_space: int = resource.RLIM_INFINITY) -> tuple[int, str]:
+def start(folder: Path, address_space: int) -> tuple[int, str]:
     """Return the exit code of a server that cannot start, and its output."""
     done = subprocess.run(
         [sys.executable, "-m", "galley", "serve", str(folder), "--port", "0", "--threads", "1"],

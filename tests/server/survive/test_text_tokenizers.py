@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from tests.checkpoints import CHATML
+from tests.cli.command import galley
 from tests.server.serving import Server, until
 
 pytestmark = pytest.mark.xdist_group("server_text_tokenizers")
@@ -164,13 +163,7 @@ def test_a_speech_model_whose_tokenizer_has_custom_steps_is_not_served(
     content["normalizer"] = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     path.unlink()
     path.write_text(json.dumps(content), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "galley", "serve", str(folder), "--port", "0", "--threads", "1"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = galley("serve", folder, "--port", "0", "--threads", "1")
     assert done.returncode == 1
     assert "its tokenizer has custom steps (Replace)" in done.stderr
     assert "Traceback" not in done.stderr

@@ -119,12 +119,12 @@ def _explained(message: str, model: type, path: Path) -> str:
 
 
 def _choices(model: type, path: Path) -> tuple[Any, ...]:
-    """Return the values that the Literal at ``path`` allows."""
+    """Return the values that the Literal at ``path`` allows, each once: several types may have it."""
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(model)]
     for step in path:
         kinds = [inner for kind in _members(kinds) for inner in _inside(kind, step)]
     literals = [kind for kind in _members(kinds) if isinstance(kind, msgspec.inspect.LiteralType)]
-    return tuple(value for literal in literals for value in literal.values)
+    return tuple(dict.fromkeys(value for literal in literals for value in literal.values))
 
 
 def _members(kinds: Sequence[msgspec.inspect.Type]) -> list[msgspec.inspect.Type]:

@@ -85,7 +85,7 @@ class ErrorResponse(Response):
 
 def envelope_of(scope: Scope) -> Callable[[Exception], Mapping[str, Any]]:
     """Return the function that builds error bodies in the form that a request's client reads."""
-    if scope["path"].endswith(kserve.SUFFIX):
+    if kserve.PATHS.fullmatch(scope["path"]):
         return oip_answer.envelope
     for prefix, other in _ENVELOPES.items():
         if scope["path"].startswith(prefix):

@@ -37,7 +37,7 @@ def scheduling_of(headers: Mapping[str, str], objectives: Mapping[str, int] | No
     """Read the headers.
 
     Args:
-        headers: those of the request, by name in small letters.
+        headers: those of the request, by lower-case name.
         objectives: name of an objective -> priority; an unknown one counts as 0, as at a gateway. None: the
             headers are not trusted, and ignored.
 

@@ -19,8 +19,8 @@ def time_in(
     """Return the number in a header.
 
     Args:
-        headers: those of the request, by name in small letters.
-        name: the header's name, in small letters.
+        headers: those of the request, by lower-case name.
+        name: the header's name, in lower case.
         default: what applies without the header.
         unit: the unit of the number, for the error.
         most: the largest number that is valid.

@@ -13,7 +13,7 @@ _KEY: Final = "header_values"
 
 
 def header_values(scope: Scope) -> Mapping[str, str]:
-    """Return the first value of each header of a request, by its name in small letters.
+    """Return the first value of each header of a request, by its name in lower case.
 
     They are read once and kept in the scope's state, as long as the scope has the same headers.
     """
