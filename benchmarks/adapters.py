@@ -1,7 +1,7 @@
 """Measure the cost of LoRA adapters: decode steps with a different adapter per sequence, and without.
 
     python -m benchmarks.adapters [MODEL] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
-                                  [--quantize int8] [--context 64] [--tokens 32] [--rounds 5]
+                                  [--weight-dtype int8] [--context 64] [--tokens 32] [--rounds 5]
 
 Random adapters are written to a temporary folder. Three batches of the same size run in turn: on an engine
 without adapters, on one that has adapter slots but whose requests use none, and on one whose sequences use

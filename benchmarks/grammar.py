@@ -1,7 +1,7 @@
 """Measure the cost of structured output: masks of a large vocabulary, and steps with and without grammars.
 
     python -m benchmarks.grammar [--vocabulary 128000] [--schemas FOLDER] [--texts 2]
-    python -m benchmarks.grammar --model FOLDER --quantize int4 --batch 32 [--tokens 128] [--rounds 5]
+    python -m benchmarks.grammar --model FOLDER --weight-dtype int4 --batch 32 [--tokens 128] [--rounds 5]
 
 The first form samples texts that follow each schema of a folder (for example a checkout of the
 SchemaStore's ``src/schemas/json``; by default the schemas of the tests) with a generated vocabulary. Tokens

@@ -1,6 +1,6 @@
 """Measure the cost of HTTP: streams through ``galley serve``, and the same engine in this process.
 
-    python -m benchmarks.http_cost [MODEL] [--quantize int4] [--batch 1,8,32] [--rounds 3]
+    python -m benchmarks.http_cost [MODEL] [--weight-dtype int4] [--batch 1,8,32] [--rounds 3]
         [--results benchmarks/results/FILE] [--profile FOLDER]
 
 Both decode the same prompts, greedily, with the same number of threads and no prefix cache. Figures are

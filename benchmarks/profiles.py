@@ -1,7 +1,7 @@
 """Profile a server's processes under load with py-spy (``pip install py-spy``).
 
     python -m benchmarks.profiles galley-demo-speech --streams 4
-    python -m benchmarks.profiles MODEL --streams 8 --flags "--quantize int4"
+    python -m benchmarks.profiles MODEL --streams 8 --flags "--weight-dtype int4"
 
 Starts ``galley serve MODEL`` and keeps ``--streams`` requests in flight: recordings of the speech recipe's
 held-out utterances, or chat. Prints the CPU time of each process as a share of wall time, and the samples

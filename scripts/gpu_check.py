@@ -5,7 +5,7 @@
 
 The model has Llama 3.1 8B's shape (or ``--shape``) and random weights. Its speed is compared with the rates
 at which this GPU reads memory and multiplies matrices. Then the tests in ``tests/ops/triton``, which
-elsewhere run in Triton's interpreter, run on the GPU.
+elsewhere run in Triton's interpreter, run on the GPU. Those that divide a model among two GPUs need two.
 """
 
 import argparse
@@ -258,8 +258,16 @@ def measure(
     return found
 
 
+def two_gpus(count: int) -> str:
+    """Return what is tested of models that are divided among GPUs, of which there are ``count``."""
+    if count < 2:
+        return f"models divided among GPUs (tensor_parallel): skipped, because this machine has {count} GPU"
+    return f"models divided among GPUs (tensor_parallel): tested on 2 of {count} GPUs"
+
+
 def numbers() -> int:
-    """Run the tests of the kernels and of whole models on the GPU."""
+    """Run the tests of the kernels and of whole models on the GPU, or on two."""
+    print(two_gpus(torch.cuda.device_count()), flush=True)
     workers = str(max(1, min(12, (os.cpu_count() or 2) - 2)))
     command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "tests/ops/triton"]
     environ = {**os.environ, "GALLEY_TEST_DEVICE": "cuda"}

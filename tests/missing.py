@@ -1,4 +1,4 @@
-"""Child processes in which packages cannot be imported, or the engine starts late."""
+"""Child processes in which packages cannot be imported, the engine starts late, or the disk is slow."""
 
 import os
 from pathlib import Path
@@ -21,6 +21,20 @@ while "galley.service.worker" in sys.orig_argv and not os.path.exists({signal!r}
     time.sleep(0.01)
 """
 
+_SLOW_DISK = """
+import os, sys, time
+
+if "galley.service.worker" in sys.orig_argv:
+    write = os.pwrite
+
+    def pwrite(*arguments):
+        while not os.path.exists({signal!r}):
+            time.sleep(0.01)
+        return write(*arguments)
+
+    os.pwrite = pwrite
+"""
+
 
 def without(folder: Path, *names: str) -> dict[str, str]:
     """Return variables for a process, and its children, without these modules."""
@@ -36,6 +50,11 @@ def broken(folder: Path, name: str) -> dict[str, str]:
 def late_engine(folder: Path, signal: Path) -> dict[str, str]:
     """Return variables for a server whose engine does nothing before the file ``signal`` exists."""
     return _at_start(folder, _LATE.format(signal=str(signal)))
+
+
+def slow_disk(folder: Path, signal: Path) -> dict[str, str]:
+    """Return variables for a server whose engine completes no packed file before ``signal`` exists."""
+    return _at_start(folder, _SLOW_DISK.format(signal=str(signal)))
 
 
 def _at_start(folder: Path, code: str) -> dict[str, str]:

@@ -50,7 +50,7 @@ GALLEY_INLINE Bytes load_offsets(const Matrix& m, int64_t block, int64_t group, 
 // Of int4 weights each lane's first four columns, or with `from` 4 the others.
 GALLEY_INLINE Bytes nibbles(Bytes w, int64_t from) {
     Bytes r;
-    GALLEY_PARTS r.p[i] = (w.p[i] >> from) & 0x0f0f0f0f;
+    GALLEY_PARTS r.p[i] = from ? upper_nibbles(w.p[i]) : w.p[i] & 0x0f0f0f0f;
     return r;
 }
 

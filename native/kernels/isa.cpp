@@ -31,7 +31,10 @@ bool has_avx512f() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 bool has_avx512vnni() { return has_avx512f() && __builtin_cpu_supports("avx512vnni"); }
-bool has_avx512() { return has_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512() {
+    return has_avx512vnni() && __builtin_cpu_supports("avx512bf16") &&
+           __builtin_cpu_supports("gfni");
+}
 #endif
 #if defined(GALLEY_HAS_avxvnni)
 bool has_avxvnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }

@@ -235,8 +235,12 @@ struct Integer {
 
 template <class Weights>
 void run(const Linear& l, int64_t begin, int64_t end) {
-    Tiler<Integer<Weights>::template Tile, kMaxRows, Weights::kStreamRows, kBlocks,
-          kMixedRows>::run(l, begin, end);
+    // Two in a cycle need ten sums in flight, which a block of eight rows does not have.
+    if (starts_two_dots())
+        return Tiler<Integer<Weights>::template Tile, kMaxRows, Int4::kStreamRows, kBlocks>::run(
+            l, begin, end, many_mixed_rows());
+    Tiler<Integer<Weights>::template Tile, kMaxRows, Weights::kStreamRows, kBlocks>::run(
+        l, begin, end, many_mixed_rows());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a set has that adds products of bfloat16, and rounding to it, to its base.
+// What a set has that adds products of bfloat16, rounding to it, and halves of bytes to its base.
 #include "tables.hpp"
 
 namespace galley {
@@ -8,6 +8,7 @@ const Kernels& GALLEY_KERNELS() {
         Kernels k = GALLEY_BASE_KERNELS();
         k.name = GALLEY_NAME;
         k.linear_bf16 = GALLEY_ISA::linear_bf16;
+        k.linear_int8 = GALLEY_ISA::linear_int8;
         k.quantize_input = GALLEY_ISA::quantize_input;
         k.write_kv = GALLEY_ISA::write_kv;
         k.write_kv_block = GALLEY_ISA::write_kv_block;

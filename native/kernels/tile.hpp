@@ -9,9 +9,20 @@ namespace GALLEY_ISA {
 // Rows and blocks of outputs of a tile, at most: as many sums as registers.
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
-// Rows of a tile with sums of two types, integers and floats, where one tile is not enough. More
-// would fill the renamed registers at the end of each group: measured on Zen 4.
+// Whether two dot products of bytes start in each cycle, on the two ports of all other instructions
+// for 512 bits: so in Intel's servers. Zen 4 starts one, and unpacks weights meanwhile.
+GALLEY_INLINE bool starts_two_dots() {
+#if defined(__AVX512VNNI__)
+    return __builtin_cpu_is("intel");
+#else
+    return false;
+#endif
+}
+// Rows of a tile with sums of two types, integers and floats, whose sums all fit the registers.
 constexpr int kMixedRows = kWidth == 16 ? 6 : 4;
+// And where one tile is not enough. More would fill the renamed registers at the end of each group
+// (measured on Zen 4), but unpacked weights serve more rows (measured on Emerald Rapids).
+GALLEY_INLINE int64_t many_mixed_rows() { return starts_two_dots() ? kMaxRows : kMixedRows; }
 
 // What to fetch from memory while a tile computes: the next item's weights, a share by each row
 // tile.
@@ -38,9 +49,8 @@ GALLEY_INLINE int64_t panel_blocks(const Matrix& m, int64_t tiles) {
 // a time, because memory is read fastest as one stream of addresses. More are bound by arithmetic
 // and take kBlocks at a time, which share the loads of the rows.
 //
-// Up to kMaxRows rows are one tile, more are tiles of up to kManyRows.
-template <template <int, int> class Tile, int kMaxRows, int kStreamRows, int kBlocks,
-          int kManyRows = kMaxRows>
+// Up to kMaxRows rows are one tile, more are tiles of up to `many`.
+template <template <int, int> class Tile, int kMaxRows, int kStreamRows, int kBlocks>
 struct Tiler {
     template <int R, int B>
     static void column(const Linear& l, int64_t row, int64_t begin, int64_t end, Ahead ahead) {
@@ -62,9 +72,9 @@ struct Tiler {
 
     // Panels of blocks that stay in the cache for all rows; tiles of nearly equal height: 10 rows
     // are 5 + 5 and not 8 + 2.
-    static void run(const Linear& l, int64_t begin, int64_t end) {
+    static void run(const Linear& l, int64_t begin, int64_t end, int64_t many = kMaxRows) {
         const int64_t blocks = (l.matrix->outputs + kLanes - 1) / kLanes;
-        const int64_t tiles = l.rows <= kMaxRows ? 1 : quotient_up(l.rows, kManyRows);
+        const int64_t tiles = l.rows <= kMaxRows ? 1 : quotient_up(l.rows, many);
         const int64_t width = panel_blocks(*l.matrix, tiles);
         for (int64_t panel = begin; panel < end; panel += width) {
             const int64_t stop = panel + width < end ? panel + width : end;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .wordings import Question
+from galley.demo.questions import Question
 
 ANSWERS = (
     Question(

@@ -28,6 +28,8 @@ RATE = 5e-5
 WARM_UP = 0.1
 """Share of the steps in which the rate grows; it then falls to 0 linearly."""
 MOST_TOKENS = 64
+SORTED = 50
+"""Batches whose pairs are sorted by length together."""
 EVERY = 20
 """Steps between two lines of the log."""
 
@@ -61,7 +63,9 @@ def divided(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair],
 
 
 def batches(pairs: Sequence[Pair], rng: random.Random) -> Iterator[list[Pair]]:
-    """Yield batches of pairs, in either order of their texts, endlessly.
+    """Yield batches of pairs of like length, in either order of their texts, endlessly.
+
+    A batch is padded to its longest pair: of any lengths, it would be padding to a half.
 
     Raises:
         SettingsError: there are fewer pairs than a batch has.
@@ -71,12 +75,21 @@ def batches(pairs: Sequence[Pair], rng: random.Random) -> Iterator[list[Pair]]:
             f"{len(pairs)} pairs to train with are less than a batch of {BATCH}: give more pairs, or a "
             "larger --share"
         )
+    several = BATCH * min(SORTED, len(pairs) // BATCH)
     while True:
-        for begin in range(0, len(pairs) - BATCH + 1, BATCH):
-            yield [
-                pair if rng.random() < 0.5 else Pair(pair.second, pair.first, pair.same)
-                for pair in pairs[begin : begin + BATCH]
-            ]
+        for begin in range(0, len(pairs) - several + 1, several):
+            alike = sorted(pairs[begin : begin + several], key=_length)
+            places = [*range(0, several, BATCH)]
+            rng.shuffle(places)
+            for place in places:
+                yield [
+                    pair if rng.random() < 0.5 else Pair(pair.second, pair.first, pair.same)
+                    for pair in alike[place : place + BATCH]
+                ]
+
+
+def _length(pair: Pair) -> int:
+    return len(pair.first) + len(pair.second)
 
 
 def train(base: str, pairs: Sequence[Pair], steps: int, output: Path, seed: int) -> None:
@@ -84,7 +97,10 @@ def train(base: str, pairs: Sequence[Pair], steps: int, output: Path, seed: int)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
+    # Half of a small encoder's parameters are its words, most of which are in no batch.
+    model.base_model.embeddings.requires_grad_(False)
+    learned = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(learned, lr=RATE, weight_decay=0.01)
     warm_up = max(1, round(WARM_UP * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, (steps - step) / (steps - warm_up + 1))
@@ -106,7 +122,7 @@ def train(base: str, pairs: Sequence[Pair], steps: int, output: Path, seed: int)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()
         mean += (loss.item() - mean) / min(step, EVERY)

@@ -132,7 +132,9 @@ def test_an_open_loop_waits_for_no_answer_and_says_how_late_it_was() -> None:
     assert len(result.delays) > 10
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://host:port", "http://host:99999", "http://[::1"]
+)
 def test_a_url_must_be_one(url: str) -> None:
     with pytest.raises(SettingsError, match="is not a URL"):
         Client(url)

@@ -22,11 +22,11 @@ from galley.cache.tuning import (
     score,
 )
 from galley.cli.cache_tune import set_in
+from galley.demo import question_pairs as recipe
+from galley.demo.questions import QUESTIONS
 from galley.errors import SettingsError
 from galley.llm.llm import LLM
-from recipes.questions import pairs as recipe
 from recipes.questions.answers import ANSWERS
-from recipes.questions.wordings import QUESTIONS
 from tests.cli.command import galley
 
 BUDGET = 0.01

@@ -122,6 +122,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "max_upload_bytes": st.integers(10**12, 10**13),
     "max_live_streams": st.integers(1, 10**6),
     "live_idle_seconds": st.integers(1, 10**6),
+    "responses_websocket_seconds": st.integers(1, 10**6),
     "max_connections": st.none() | st.integers(1, 10**6),
     "max_connections_per_address": st.none() | st.integers(1, 10**6),
     "max_header_bytes": st.integers(1024, 10**6),

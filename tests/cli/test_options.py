@@ -107,14 +107,47 @@ def test_malformed_flags_are_usage_errors(args: list[str]) -> None:
     parse(args, exit_code=2)
 
 
-def test_help_groups_every_setting() -> None:
-    done = galley("serve", "--help")
+def test_help_all_groups_every_setting() -> None:
+    done = galley("serve", "--help-all")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     for name in setting_types(Settings).keys() - {"model", "models"}:
         assert any(f"--{name.replace('_', '-')} " in line for line in lines), name
     for group in ("Model", "Engine", "Server", "Security", "Limits"):
         assert f"{group}:" in lines, group
+    assert "more settings" not in done.stdout
+
+
+def flags_in(help_text: str) -> set[str]:
+    """Return the names of the settings that a help text lists."""
+    words = {line.split()[0] for line in help_text.splitlines() if line.strip().startswith("--")}
+    names = {word.rstrip(",").removeprefix("--").replace("-", "_") for word in words}
+    return names & setting_types(Settings).keys()
+
+
+@pytest.mark.parametrize("command", ["serve", "run", "transcribe", "embed", "batch", "eval demo"])
+def test_help_lists_the_common_settings_and_counts_the_others(command: str) -> None:
+    words = command.split()
+    short = CliRunner().invoke(app, [*words, "--help"], prog_name="galley").output
+    whole = CliRunner().invoke(app, [*words, "--help-all"], prog_name="galley").output
+    listed, known = flags_in(short), flags_in(whole)
+    assert {"weight_dtype", "threads", "max_running", "log_level"} <= listed
+    assert len(listed) <= 16
+    rest = len(known - listed)
+    assert rest > 20
+    assert f"{rest} more settings: galley {command} --help-all" in " ".join(short.split())
+
+
+def test_help_lists_all_settings_that_a_command_chooses() -> None:
+    shown = CliRunner().invoke(app, ["ps", "--help"]).output
+    assert flags_in(shown) == {"host", "port", "api_key"}
+    assert "--help-all" not in shown
+
+
+@pytest.mark.parametrize(("name", "value"), [("step_timeout", 5.0), ("kv_events", "tcp://*:5557")])
+def test_settings_that_help_leaves_out_are_accepted(name: str, value: object) -> None:
+    assert name not in flags_in(CliRunner().invoke(app, ["serve", "--help"]).output)
+    assert parse(as_flags(name, value)).given == {name: value}
 
 
 def test_version() -> None:
@@ -172,6 +205,20 @@ def test_a_missing_model_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr.startswith("galley: ")
     assert "nowhere" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_name_longer_than_a_path_is_one_line() -> None:
+    done = galley("serve", "m" * 5000 + ".gguf", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("galley: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = galley("quantize", "galley-demo", str(tmp_path / "file" / "out"))
+    assert done.returncode == 1
+    assert done.stderr == f"galley: {tmp_path}/file/out: Not a directory\n"
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

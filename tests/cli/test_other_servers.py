@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import itertools
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from galley.cli.serve import serve
 from galley.cli.speech_options import speech_options, transcribe_options
 from galley.settings.engine import EngineSettings
 from tests.cli.command import galley, parsed_command
+from tests.pages import rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = DOCS / "from-other-servers.md"
@@ -92,14 +92,6 @@ def test_the_command_line_of_the_shell_says_so() -> None:
 def test_the_pages_have_the_tables() -> None:
     assert markdown("vLLM") in VLLM.read_text(encoding="utf-8")
     assert markdown("llama-server") in OLLAMA.read_text(encoding="utf-8")
-
-
-def rows(page: Path, heading: str) -> list[list[str]]:
-    """Return the code in each row of the table under a heading, cell by cell; empty where there is none."""
-    _, _, section = page.read_text(encoding="utf-8").partition(f"# {heading}\n")
-    lines = itertools.takewhile(lambda line: not line.startswith("#"), section.splitlines())
-    table = [line for line in lines if line.startswith("| `")]
-    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in table]
 
 
 SIDE_BY_SIDE = rows(COMMANDS, "Commands side by side")

@@ -94,6 +94,29 @@ def test_several_transcripts_are_written_next_to_their_recordings(
         assert f"wrote {tmp_path / name}.srt" in done.stderr
 
 
+def test_files_together_have_the_transcripts_of_each_alone(
+    whisper: Path, short: Path, tmp_path: Path
+) -> None:
+    samples = np.concatenate(list(Recording(CALL)))
+    files = []
+    for number in range(9):
+        files.append(tmp_path / f"{number}.wav")
+        part = samples[16_000 * number : 16_000 * (number + 2 + number % 3)]
+        files[-1].write_bytes(encode("wav", part))
+    missing, empty = tmp_path / "missing.wav", tmp_path / "empty.wav"
+    empty.touch()
+    flags = [*model(whisper), "--format", "verbose_json", "--word-timestamps"]
+    given = [missing, *files[:4], empty, *files[4:]]
+    done = galley("transcribe", *given, *flags, "--output-dir", tmp_path / "together")
+    assert done.returncode == 1
+    assert "missing.wav" in done.stderr
+    assert "empty.wav" in done.stderr
+    written = sorted(path.name for path in (tmp_path / "together").iterdir())
+    assert written == [f"{number}.json" for number in range(9)]
+    alone = galley("transcribe", files[8], *flags)
+    assert alone.stdout == (tmp_path / "together" / "8.json").read_text()
+
+
 def test_a_recording_comes_from_the_standard_input(
     whisper: Path, short: Path, tmp_path: Path
 ) -> None:

@@ -42,6 +42,11 @@ class Replica:
         self.signal(signal.SIGKILL)
         self.process.wait()
 
+    @property
+    def log(self) -> str:
+        """What it has written."""
+        return self._log.read_text()
+
     def signal(self, number: int) -> None:
         """Send a signal to the process and its engine."""
         if self.process.poll() is None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.intruders import Slow, check_intruders, ports_of
 from tests.cluster.replica import Replica
 from tests.cluster.streams import answers
 from tests.server.refusals import error_of
@@ -147,6 +148,25 @@ def test_what_cannot_be_honored_is_refused_by_name(
     error = error_of(answer, 400)
     assert error["param"] == "kv_transfer_params"
     assert what in error["message"]
+
+
+def test_strangers_learn_nothing_and_keep_nobody_out(three: Three, tmp_path: Path) -> None:
+    """At every port other than those of HTTP: of replicas, and of blocks."""
+    processes = [one.process.pid for one in (three.prefill, three.decode, three.replica)]
+    ports = ports_of(*processes).keys() - {three.prefill.port, three.decode.port}
+    assert len(ports) == 3  # a replica, and the blocks of the two that compute prompts
+    ask = {"prompt": [9] * (LEAST + 40), "max_tokens": 8, "seed": 1}
+    before = three.decode.metrics()
+    with Slow(sorted(ports), 70):
+        check_intruders(sorted(ports), tmp_path / "trap")
+        expected = post(three.prefill, ask).json()["choices"]
+        assert post(three.decode, ask).json()["choices"] == expected
+    after = three.decode.metrics()
+    for name in ("hit_tokens", "fetch_failures"):
+        full = f"galley_kv_transfer_{name}_total"
+        assert after[full] - before[full] == (LEAST + 32 if name == "hit_tokens" else 0)
+    for log in (three.prefill.log, three.decode.log, three.replica.log):
+        assert "Traceback" not in log
 
 
 def test_the_gateway_has_long_prompts_computed_elsewhere(three: Three) -> None:

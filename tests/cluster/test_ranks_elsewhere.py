@@ -2,20 +2,16 @@
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from galley.engine.loaders import load_engine
@@ -35,10 +31,13 @@ from galley.service.client import EngineClient
 from galley.settings.config import Settings
 from galley.settings.engine import EngineSettings
 from galley.settings.values import address_text, parsed_address
+from tests.cluster.admin import ADMIN, ADMIN_KEY
 from tests.cluster.authority import Authority
+from tests.cluster.intruders import check_intruders
+from tests.cluster.rank import Rank, ranks
 from tests.conftest import CheckpointMaker
 from tests.native.harness import ragged
-from tests.server.serving import until
+from tests.server.serving import Server, events, until
 from tests.service import rank_texts
 
 TOKENS = 300
@@ -46,56 +45,11 @@ SECRET = "a secret of both machines"
 ACCESS = Access(SECRET.encode(), None, None)
 
 
-class Rank:
-    """A ``galley rank`` process."""
-
-    def __init__(self, folder: Path, log: Path, links: dict[str, str], **environ: str) -> None:
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in links.items()]
-        command = [sys.executable, "-m", "galley", "rank", str(folder), "--port=0", "--threads=1"]
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*command, "--no-weight-cache", *flags],
-                stdout=file,
-                stderr=file,
-                env={**os.environ, **environ},
-            )
-
-        def address() -> str | None:
-            assert self.process.poll() is None, log.read_text()
-            found = log.read_text().partition("ready for an engine at ")[2].split()
-            return found[0] if found else None
-
-        self.address = str(until(address, 60))
-
-    @property
-    def worker(self) -> psutil.Process:
-        """The process that computes."""
-        found = until(psutil.Process(self.process.pid).children, 60)
-        return found[0]
-
-    def close(self) -> None:
-        """End it; the process that computes ends, too."""
-        worker = self.worker
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(30) == 0
-        assert until(lambda: not worker.is_running(), 10)
-
-
 @pytest.fixture
 def token(tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "token"
     path.write_text(SECRET)
     return {"cluster_token_file": str(path)}
-
-
-@contextmanager
-def ranks(folder: Path, tmp_path: Path, links: dict[str, str], count: int) -> Iterator[list[Rank]]:
-    with ExitStack() as stack:
-        made = []
-        for i in range(count):
-            made.append(Rank(folder, tmp_path / f"rank-{i}", links))
-            stack.callback(made[-1].close)
-        yield made
 
 
 def settings(folder: Path, **more: Any) -> EngineSettings:
@@ -196,6 +150,51 @@ def test_a_rank_that_does_not_fit_is_refused_by_name(
         load(another)
 
 
+def test_a_rank_uses_the_revision_that_there_is_when_the_engine_starts(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    """A branch of the hub moves on while the rank waits, as before a reload."""
+    cached = tmp_path / "hub" / "models--org--name"
+    commits = {"a" * 40: "llama", "b" * 40: "llama-mha-tied"}
+    for commit, variant in commits.items():
+        shutil.copytree(checkpoint(variant), cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    branch = cached / "refs" / "main"
+    branch.write_text("a" * 40)
+    environ = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    rank = Rank(Path("org/name"), tmp_path / "log", token, **environ)
+    try:
+        for commit in commits:
+            branch.write_text(commit)
+            folder = cached / "snapshots" / commit
+            chosen: dict[str, Any] = {"tensor_parallel_rank": (rank.address,), **token}
+            load_engine(settings(folder, tensor_parallel=2, **chosen), folder).close()
+    finally:
+        rank.close()
+
+
+def test_a_byte_that_no_sample_has_is_noticed_before_the_first_step(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    folder, other = tmp_path / "ours", tmp_path / "other"
+    shutil.copytree(checkpoint("llama"), folder)
+    large = bytearray(12 << 20)
+    (folder / "more.bin").write_bytes(large)
+    shutil.copytree(folder, other)
+    large[5000] ^= 1
+    (other / "more.bin").write_bytes(large)
+    assert samples_digest(folder) == samples_digest(other)
+    chosen: dict[str, Any] = {"tensor_parallel": 2, **token}
+    with ranks(other, tmp_path, token, 1) as [rank]:
+        with pytest.raises(ModelError, match=f"rank 1 at {rank.address} .* other contents"):
+            load_engine(settings(folder, tensor_parallel_rank=(rank.address,), **chosen), folder)
+        large[5000] ^= 1
+        (other / "more.bin").write_bytes(large)
+        load_engine(
+            settings(folder, tensor_parallel_rank=(rank.address,), **chosen), folder
+        ).close()
+
+
 def test_a_rank_says_which_of_its_own_settings_does_not_fit(
     checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
 ) -> None:
@@ -230,7 +229,7 @@ def test_a_rank_is_free_once_its_engine_has_gone(
         expert_cache_bytes=0,
         ops="",
         session=session,
-        contents=samples_digest(folder),
+        samples=samples_digest(folder),
     )
     with ranks(folder, tmp_path, token, 1) as [rank]:
         worker = rank.worker
@@ -240,15 +239,56 @@ def test_a_rank_is_free_once_its_engine_has_gone(
         until(lambda: rank.worker != worker, 20)
 
 
+def test_a_reload_has_the_ranks_of_both_engines_for_a_while(
+    checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
+) -> None:
+    """The new engine is loaded while the old one streams; an engine of another server is not let in."""
+    folder = checkpoint("llama")
+    body = {"model": "m", "prompt": [5, 6], "max_tokens": 400, "seed": 1, "ignore_eos": True}
+    with (
+        ranks(folder, tmp_path, token, 1) as [rank],
+        Server(
+            [f"m={folder}"],
+            tmp_path / "server",
+            threads=1,
+            tensor_parallel=2,
+            tensor_parallel_rank=rank.address,
+            weight_cache=False,
+            admin_key=ADMIN_KEY,
+            cluster_token_file=token["cluster_token_file"],
+        ) as server,
+        server.client() as client,
+    ):
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        until(lambda: len(rank.workers) == 2)
+        first, waiting = rank.workers
+        with pytest.raises(EngineFailed, match="see that no other engine uses it"):
+            joined(rank.address, Join(new_session(), 0, rows=False, owner=bytes(range(16))), 1)
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            pieces = (json.loads(data) for data in events(answer) if data != "[DONE]")
+            text = next(pieces)["choices"][0]["text"]
+            reloaded = client.post("/admin/reload", json={"model": "m"}, headers=ADMIN, timeout=60)
+            assert reloaded.status_code == 200, reloaded.text
+            text += "".join(piece["choices"][0]["text"] for piece in pieces)
+        assert text == alone
+        until(lambda: not first.is_running())
+        assert rank.worker == waiting
+        again = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        assert again == alone
+    assert "Traceback" not in server.log
+
+
 def test_those_without_the_token_keep_no_engine_out(
     checkpoint: CheckpointMaker, tmp_path: Path, token: dict[str, str]
 ) -> None:
     with ranks(checkpoint("llama"), tmp_path, token, 1) as [rank]:
         host, port = parsed_address(rank.address)
         idle = [socket.create_connection((host, port)) for _ in range(100)]
+        check_intruders([port], tmp_path / "trap")
         joined(rank.address, Join(new_session(), 0, rows=False)).close()
         for one in idle:
             one.close()
+        assert "Traceback" not in (tmp_path / "rank-0").read_text()
 
 
 class Exhausted(socket.socket):
@@ -278,13 +318,13 @@ def test_a_rank_takes_connections_after_errors_and_groups_that_never_began() -> 
         one.close()
 
 
-def joined(address: str, what: Join) -> SealedSocket:
-    return join(parsed_address(address), ACCESS, what, time.monotonic() + 6)
+def joined(address: str, what: Join, seconds: float = 6) -> SealedSocket:
+    return join(parsed_address(address), ACCESS, what, time.monotonic() + seconds)
 
 
 def test_a_signal_before_the_fork_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
-        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, listener)
 
         def block(how: int, signals: set[signal.Signals]) -> None:
             supervisor._stop()  # as a handler does that runs now
@@ -300,7 +340,7 @@ def test_a_rank_waits_until_a_process_can_be_started(monkeypatch: pytest.MonkeyP
         raise BlockingIOError(errno.EAGAIN, "too many processes")
 
     with socket.socket() as listener:
-        supervisor = rank_host._Supervisor(Settings(), ACCESS, Path(), listener)
+        supervisor = rank_host._Supervisor(Settings(), ACCESS, listener)
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         monkeypatch.setattr(os, "fork", fork)
         monkeypatch.setattr(time, "sleep", lambda _: supervisor._stop())

@@ -1,13 +1,16 @@
 """``galley replica`` on other addresses: streams while connections and whole replicas are lost."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from galley.cluster.channel import greet
@@ -16,7 +19,8 @@ from tests.cluster.admin import ADMIN_KEY, replicas
 from tests.cluster.replica import Replica
 from tests.cluster.streams import answers, asks
 from tests.server.refusals import error_of
-from tests.server.serving import Server, until
+from tests.server.serving import Server, events, until
+from tests.thorough import long
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -96,6 +100,41 @@ def test_streams_survive_replicas_elsewhere(
             until(lambda: states(server)[a.address] == "ready")
             assert asyncio.run(answers(server.url, wanted[:5])) == calm[:5]
         until(lambda: server.metrics()["galley_requests_running"] == 0)
+
+
+@long
+def test_a_stopped_replica_hands_its_keys_and_values_on(
+    folder: Path, token: Path, tmp_path: Path
+) -> None:
+    """It stays although the engine that is to fetch them is stopped for a while."""
+    prompt = [5 + i % 90 for i in range(321)]
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 600, "seed": 1, "ignore_eos": True}
+    with (
+        Replica(folder, tmp_path / "a.log", token, more="--role both") as a,
+        Replica(folder, tmp_path / "b.log", token, more="--role both") as b,
+        server_of(folder, tmp_path / "log", token, a, b, replicas=0, role="both") as server,
+        server.client() as client,
+    ):
+        until(lambda: set(states(server).values()) == {"ready"})
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            pieces = (json.loads(data) for data in events(answer) if data != "[DONE]")
+            text = next(pieces)["choices"][0]["text"]
+            [busy] = [name for name, one in replicas(server).items() if one["running"]]
+            old, new = (a, b) if a.address == busy else (b, a)
+            [engine] = psutil.Process(new.process.pid).children()
+            engine.send_signal(signal.SIGSTOP)
+            old.process.send_signal(signal.SIGTERM)
+            until(lambda: states(server)[busy] == "draining")
+            with pytest.raises(subprocess.TimeoutExpired):
+                old.process.wait(1.5)  # as long as it may, it waits for others to fetch
+            engine.send_signal(signal.SIGCONT)
+            text += "".join(piece["choices"][0]["text"] for piece in pieces)
+        assert text == alone
+        assert old.process.wait(30) == 0
+        metrics = server.metrics()
+        assert metrics["galley_kv_transfer_hit_tokens_total"] >= 320
+        assert metrics["galley_kv_transfer_fetch_failures_total"] == 0
 
 
 def check_listed(a: Replica, folder: Path, token: Path, tmp_path: Path, texts: list[str]) -> None:

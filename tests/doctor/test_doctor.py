@@ -220,7 +220,11 @@ def test_triton_is_required_where_the_gpu_executor_is(
     finding = named(gpu.check(context(tmp_path, files, device="cuda", executor="gpu")), "GPU")
     assert finding.level == ("ok" if installed else "problem")
     assert ("galley-inference[gpu]" in finding.remedy) != installed
-    assert named(gpu.check(context(tmp_path, files, device="cuda")), "GPU").level == "ok"
+    chosen = named(gpu.check(context(tmp_path, files, device="cuda")), "GPU")
+    assert chosen.level == ("ok" if installed else "warning")
+    assert ("many times slower" in chosen.cost) != installed
+    finding = named(gpu.check(context(tmp_path, files, device="cuda", executor="reference")), "GPU")
+    assert finding.level == "ok"
 
 
 def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:

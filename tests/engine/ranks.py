@@ -19,8 +19,8 @@ from galley.settings.engine import EngineSettings
 class ThreadRank:
     """Stands in for the process of a rank."""
 
-    def __init__(self, connection: socket.socket, memory: int) -> None:
-        self._thread = threading.Thread(target=serve_rank, args=(connection, memory))
+    def __init__(self, connection: socket.socket, memory: int, meeting: int) -> None:
+        self._thread = threading.Thread(target=serve_rank, args=(connection, memory, meeting))
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> int:
@@ -29,9 +29,9 @@ class ThreadRank:
         return 0
 
 
-def start_thread(memory: int) -> tuple[socket.socket, Any]:
+def start_thread(memory: int, meeting: int) -> tuple[socket.socket, Any]:
     ours, theirs = socket.socketpair()
-    return ours, ThreadRank(theirs, memory)
+    return ours, ThreadRank(theirs, memory, meeting)
 
 
 @contextmanager

@@ -52,6 +52,9 @@ class AheadExecutor:
         self.early += not step.done()
         return self._submit(batch, sampling, step)
 
+    def may_follow(self, step: Submitted) -> bool:
+        return True
+
     def _submit(
         self, batch: Batch, sampling: SamplingBatch, before: "Future[StepResult] | None"
     ) -> Submitted:

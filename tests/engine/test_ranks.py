@@ -224,5 +224,5 @@ def test_a_rank_alone_on_its_machine_says_which_setting_exceeds_its_memory(
     with ours, theirs:
         ours.sendall(encode(Allocate(blocks=1 << 40, states=0)))
         with pytest.raises(SettingsError, match="set kv_cache_tokens to a smaller number"):
-            rank.serve(Channel(theirs), executor, shared, alone=True)
+            rank.serve(Channel(theirs), executor, shared, contents=lambda: b"")
     engine.close()

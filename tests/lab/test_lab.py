@@ -14,7 +14,9 @@ import pytest
 from galley.bench.report import Spread
 from galley.bench.serve.bars import Series, bars
 from galley.demo.speech import CALL
+from galley.engine.read_model import read_model
 from galley.errors import SettingsError
+from galley.formats.source import BUNDLED_SPEECH, resolve_model
 from galley.lab.bench import Lab
 from galley.lab.experiment import Figure, Finding, judge, verdict
 from galley.lab.experiments.codecs import CODECS
@@ -22,6 +24,7 @@ from galley.lab.page import page, summary
 from galley.lab.registry import EXPERIMENTS, experiment_of
 from galley.lab.run import Outcome, Results, find, read_results
 from galley.lab.speech import Spoken, recordings, through, words_added
+from galley.lab.speech_roofline import encoder_operations, frames_a_row
 from galley.settings.engine import EngineSettings
 from galley.speech.audio import Recording
 from galley.speech.features import SAMPLE_RATE
@@ -111,8 +114,24 @@ def test_every_experiment_says_what_it_is() -> None:
         assert experiment.claims
         assert experiment.source
         assert experiment.prediction
+        assert not experiment.prediction.startswith("None:"), name
         for claim in experiment.claims:
             assert (claim.low, claim.high) != (None, None), name
+
+
+def test_the_operations_of_an_encoder_are_those_of_its_formula() -> None:
+    encoder = read_model(
+        EngineSettings(model=BUNDLED_SPEECH), resolve_model(BUNDLED_SPEECH)
+    ).program.encoder
+    assert encoder is not None
+    frames, width, inner, layers, decoder_layers = 200, 256, 1024, 4, 2
+    rows = frames // 2
+    convolutions = frames * 3 * 80 * width + rows * 3 * width * width
+    a_row = 4 * width * width + 2 * width * inner + 2 * rows * width
+    keys_and_values = decoder_layers * 2 * rows * width * width
+    products = convolutions + layers * rows * a_row + keys_and_values
+    assert frames_a_row(encoder) == 2
+    assert encoder_operations(encoder, frames) == 2 * products
 
 
 def test_an_experiment_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,3 +221,4 @@ def test_every_experiment_has_a_finding(tmp_path: Path) -> None:
         assert outcome.finding is not None, name
         assert len(outcome.finding.figures) == len(EXPERIMENTS[name].claims)
         assert outcome.finding.pictures, name
+        assert any(figure.predicted is not None for figure in outcome.finding.figures), name

@@ -39,8 +39,11 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_device_chooses_and_a_name_is_kept() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
     assert choose_executor("auto", "cpu")[0] == "cpu"
-    assert choose_executor("auto", "cuda:1")[0] == "reference"
+    assert choose_executor("auto", "cuda:1")[0] == "gpu"
+    assert choose_executor("auto", "cuda:0,cuda:1")[0] == "gpu"
+    assert choose_executor("auto", "xpu")[0] == "reference"
     assert choose_executor("reference", "cpu")[0] == "reference"
 
 
@@ -88,6 +91,41 @@ def test_the_gpu_executor_says_what_it_needs(
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(SettingsError, match=r"'gpu' needs triton.*'galley-inference\[gpu\]'"):
         LLM(checkpoint("llama"), executor="gpu", device="cuda")
+
+
+def test_without_triton_a_gpu_is_used_slowly_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with caplog.at_level(logging.WARNING):
+        assert choose_executor("auto", "cuda")[0] == "reference"
+    [warning] = caplog.messages
+    assert "executor 'gpu' needs triton" in warning
+    assert "galley-inference[gpu]" in warning
+    assert "Using the reference executor" in warning
+
+
+def test_a_model_without_kernels_is_run_by_the_reference_executor_on_a_gpu(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The choice is that for a GPU; the device is this test's CPU."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    on_gpu = choose_executor("auto", "cuda")
+    monkeypatch.setattr("galley.engine.loading.choose_executor", lambda *_: on_gpu)
+    for variant, executor in (("granite-hybrid", "reference"), ("llama", "gpu")):
+        caplog.clear()
+        folder = checkpoint(variant)
+        settings = EngineSettings(
+            model=str(folder), kv_cache_tokens=64, threads=1, speculation="off"
+        )
+        with caplog.at_level(logging.WARNING):
+            assert load_engine(settings, folder).info.executor == executor
+        if executor == "reference":
+            [warning] = caplog.messages
+            assert "has no kernel for op" in warning
+            assert "Using the reference executor" in warning
+        else:
+            assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("no_native", "no_torch")

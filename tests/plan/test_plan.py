@@ -226,6 +226,36 @@ def test_the_best_buy_is_a_machine_that_galley_runs_on(tmp_path: Path) -> None:
     assert {p["machine"]["name"]: p["executor"] for p in read} == {"cheap": None, "dear": "cpu"}
 
 
+def test_the_best_buy_is_no_machine_of_the_reference_executor(tmp_path: Path) -> None:
+    """The prediction for an older GPU is of kernels that Galley does not have for it."""
+    table = tmp_path / "machines.yaml"
+    row = "what: w, memory: 500, bandwidth: 900, tflops: {bfloat16: 200, int8: 400}"
+    table.write_text(
+        f"- {{name: old, kind: gpu, price: 1, capability: 75, {row}}}\n"
+        f"- {{name: dear, kind: cpu, price: 2, {row}}}\n"
+    )
+    done = planned(tmp_path, "--hardware", str(table))
+    assert "The cheapest machine that meets the goal: dear with" in done.output
+    assert "old with int4 weights" in done.output
+    assert "only the slow reference executor for it yet" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: " + "[" * 3000 + "]" * 3000, "nests lists or mappings too deeply"),
+        ("- {name: x, price: 2001-99-99}", "month must be in 1..12"),
+    ],
+)
+def test_a_table_that_is_none_is_named(tmp_path: Path, text: str, says: str) -> None:
+    table = tmp_path / "machines.yaml"
+    table.write_text(text)
+    result = planned(tmp_path, "--hardware", str(table))
+    assert isinstance(result.exception, SettingsError)
+    assert f"hardware table {table}" in str(result.exception)
+    assert says in str(result.exception)
+
+
 def test_gpus_have_the_executor_that_runs_the_model() -> None:
     machines = {machine.name: machine for machine in read_machines()}
     runs = {name: one.executor(gpu=True) for name, one in machines.items() if one.kind == "gpu"}

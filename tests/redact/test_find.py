@@ -85,6 +85,14 @@ def masked(text: str) -> str:
         ("518 Hayden Drive, Regina, SK S4P 3Y2 now", "[ADDRESS] now"),
         ("Unit 411 Box 4426, DPO AP 33578", "[ADDRESS]"),
         ("its 10th year in Lake Tahoe", "its 10th year in Lake Tahoe"),
+        ("four five thirty\ngo ahead\nnine one four eight eight oh three four three six four six seven",
+         "[CARD]"),
+        ("four five thirty nine one four eight eight oh three four three six four six eight, sir",
+         "four five thirty nine one four eight eight oh three four three six four six eight, sir"),
+        ("Kowalczyk and Ndiaye were here", "[NAME] and [NAME] were here"),
+        ("Not today. Goransson, then", "Not today. [NAME], then"),
+        ("Can't say. You've called CEOs", "Can't say. You've called CEOs"),
+        ("we pay Gelion plc monthly", "we pay Gelion plc monthly"),
     ],
 )  # fmt: skip
 def test_each_kind_is_found_and_what_resembles_it_is_not(text: str, expected: str) -> None:

@@ -1,5 +1,6 @@
 """Whisper by CTranslate2 in the test's own process: transcripts as alone, and what it does not do."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_a_prompt_longer_than_the_text_leaves_it_its_length(
 def test_a_language_that_the_library_does_not_detect_has_to_be_named(
     engine: TextEngine[Transcribe],
 ) -> None:
-    """It detects languages only with the vocabulary of Whisper's own models."""
+    """It detects languages only with a vocabulary like that of Whisper's own models."""
     speech = engine.info.speech
     assert speech is not None
     params = SamplingParams(temperature=0, max_tokens=1)
@@ -125,6 +126,63 @@ def test_a_language_that_the_library_does_not_detect_has_to_be_named(
     assert output.finish_reason == "error"
     assert output.refused
     assert "name the language" in str(output.error)
+
+
+@pytest.fixture(scope="module")
+def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of which the library detects languages, as of Whisper's own: they have an empty token."""
+    path = make_whisper(tmp_path_factory.mktemp("languages") / "tiny")
+    file = path / "vocabulary.json"
+    tokens = json.loads(file.read_text())
+    tokens[tiny.TEXT_TOKENS - 1] = ""
+    file.write_text(json.dumps(tokens))
+    return path
+
+
+def test_languages_are_those_that_transformers_finds(multilingual: Path) -> None:
+    import torch
+    from transformers import WhisperForConditionalGeneration
+
+    engine = engine_for(multilingual, max_model_len=None)
+    speech = engine.info.speech
+    assert speech is not None
+    languages = sorted(speech.languages.values())
+    assert languages == [tiny.token_id(f"<|{name}|>") for name in tiny.LANGUAGES]
+    original = WhisperForConditionalGeneration.from_pretrained(
+        multilingual.with_name(f"{multilingual.name}-checkpoint")
+    )
+    audios = [features(seed) for seed in range(8)]
+    with torch.inference_mode():
+        logits = original(
+            input_features=torch.from_numpy(np.stack([audio.T for audio in audios])),
+            decoder_input_ids=torch.tensor([PROMPT[:1]] * len(audios)),
+        ).logits[:, 0]
+    params = SamplingParams(temperature=0, max_tokens=1, scores=True)
+    heard = set[int]()
+    for allowed in (languages, languages[:2]):
+        rules = SpeechRules(allowed_tokens=tuple(allowed))
+        # Shares are of all languages, whichever are allowed.
+        shares = logits[:, languages].softmax(-1)[:, : len(allowed)]
+        found = [output for [output] in transcribe(engine, audios, params, rules, PROMPT[:1])]
+        assert [one.tokens for one in found] == [[allowed[i]] for i in shares.argmax(-1)]
+        heard.update(token for one in found for token in one.tokens)
+        np.testing.assert_allclose(
+            [one.generated.scores for one in found], shares.amax(-1, keepdim=True).log(), atol=1e-4
+        )
+    assert heard == set(languages)
+
+
+def test_a_transcript_names_the_language_that_both_engines_find(multilingual: Path) -> None:
+    audio = np.random.default_rng(0).normal(0, 0.1, 2 * 16_000).astype(np.float32)
+    options = TranscribeOptions(speech=None, rules=QualityRules(beam_size=1, temperatures=(0.0,)))
+    found = []
+    for engine in ("ctranslate2", "native"):
+        with Transcriber(multilingual, engine=engine, threads=1) as transcriber:
+            transcription = transcriber.transcribe(audio, options)
+            assert list(transcription)
+            found.append(transcription.info.language)
+    assert found[0] == found[1]
+    assert found[0] in tiny.LANGUAGES
 
 
 def test_draws_above_temperature_0_differ(engine: TextEngine[Transcribe]) -> None:

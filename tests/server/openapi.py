@@ -49,7 +49,7 @@ OF_VECTORS = [
     if operation.path.endswith(("/embeddings", "/embed", "/rerank", "/score"))
 ]
 """Also refused here; test_embeddings.py tests embedding models."""
-OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict"))]
+OF_TENSORS = [one for one in OPERATIONS if one.path.endswith(("/infer", ":predict", "/metadata"))]
 """Also refused here; test_open_inference.py tests tensor models."""
 OF_REPOSITORY = [one for one in OPERATIONS if one.path.startswith("/v2/repository/models/")]
 """Also refused here, some for lack of an admin key; test_model_repository.py has a repository."""

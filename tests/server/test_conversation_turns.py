@@ -25,8 +25,11 @@ from galley.protocols.openai.realtime.schemas import (
     SessionUpdate,
     Settings,
 )
+from galley.protocols.openai.realtime.sentence_ends import SentenceEnds
+from galley.protocols.openai.realtime.turn_ends import last_turn_alone
 from galley.protocols.openai.realtime.turn_times import TurnTimes
 from galley.speech.options import TurnOptions
+from galley.tools.conversation import Conversation, Tool
 
 
 @pytest.mark.parametrize("eagerness", get_args(Eagerness))
@@ -48,6 +51,36 @@ def test_the_eager_wait_less() -> None:
         4_000,
         8_000,
     ]
+
+
+def test_a_mark_at_the_end_of_a_transcript_makes_the_end_of_a_turn_likelier() -> None:
+    ends = SentenceEnds()
+    assert ends.weighed(0.02, "It is done. ") == pytest.approx(0.06)
+    assert ends.weighed(0.02, "It is") == pytest.approx(0.002)
+    assert ends.weighed(0.02, "It is...") == pytest.approx(0.002)
+    assert ends.weighed(0.5, "Is it?") == 1.0
+    assert ends.weighed(0.0, "It is.") == 0.0
+
+
+def test_a_turn_is_judged_without_those_before_it() -> None:
+    system, *turns = [
+        {"role": role, "content": role} for role in ("system", "user", "assistant", "user")
+    ]
+    tools = (Tool(name="look"),)
+    judged = last_turn_alone(Conversation(messages=[system, *turns], tools=tools))
+    assert (judged.messages, judged.tools) == ([system, turns[-1]], tools)
+    assert last_turn_alone(Conversation(messages=turns)).messages == turns[-1:]
+    assert last_turn_alone(Conversation(messages=turns[:1])).messages == turns[:1]
+
+
+def test_a_recognizer_that_writes_no_marks_says_nothing_about_ends() -> None:
+    ends = SentenceEnds()
+    for _ in range(3):
+        assert ends.weighed(0.02, "it is") < 0.02
+        ends.take("it is done")
+    assert ends.weighed(0.02, "it is") == 0.02
+    ends.take("Yes. And")  # it writes some, after all
+    assert ends.weighed(0.02, "it is") < 0.02
 
 
 def updated(settings: Settings, turns: ServerVad | SemanticVad | None) -> Settings:
@@ -117,7 +150,13 @@ def test_an_outbox_keeps_the_order_of_what_comes_while_it_is_emptied() -> None:
 
 def test_times_of_a_dropped_answer_are_not_those_of_the_next() -> None:
     dropped = TurnTimes(
-        900, 10.0, transcript=10.1, endpoint=10.4, first_words=10.2, first_audio=10.3
+        900,
+        10.0,
+        transcript=10.1,
+        endpoint=10.4,
+        first_words=10.2,
+        first_audio=10.3,
+        silence_ms=200,
     )
     times = dropped.of_another_answer()
     times.first_words = 10.5
@@ -125,6 +164,7 @@ def test_times_of_a_dropped_answer_are_not_those_of_the_next() -> None:
     shown = times.event("resp_1")
     assert [shown[f"{part}_ms"] for part in ("transcript", "endpoint")] == [100, 400]
     assert [shown[f"{part}_ms"] for part in ("first_words", "first_audio")] == [500, None]
+    assert shown["silence_ms"] == 200
 
 
 def test_what_was_added_to_a_fork_joins_the_items() -> None:

@@ -112,3 +112,12 @@ def test_every_field_of_a_request_is_known(
 @pytest.mark.parametrize(("params", "model"), PARTS)
 def test_every_field_of_a_part_is_known(params: Any, model: type[msgspec.Struct]) -> None:
     assert fields(params) - set(model.__struct_fields__) <= {"type"}
+
+
+def test_each_allowed_value_is_named_once() -> None:
+    mark = {"type": "ephemeral", "ttl": "2h"}
+    block = {"type": "text", "text": "x", "cache_control": mark}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 4}
+    body |= {"messages": [{"role": "user", "content": [block]}]}
+    with pytest.raises(RequestError, match=r"ttl: '2h' is not one of '1h', '5m'$"):
+        validate(anthropic_request.MessagesRequest, body)

@@ -81,6 +81,12 @@ def test_several_inputs_and_texts(server: Server) -> None:
         ("pair", {"instances": [{"a": [1]}, {"a": [1]}]}, 400, "input 'b' is missing"),
         ("text", {"instances": [[{"b64": "?"}]]}, 400, "not the base64 of a text"),
         ("other", {"instances": [[1]]}, 404, "does not exist"),
+        ("pair", {"inputs": [[1, 2]]}, 400, "inputs is not an object with the inputs a, b"),
+        ("pair", {"inputs": {"a": [[1, 2], [3]], "b": [1]}}, 400, "arrays of different lengths"),
+        ("pair", {"inputs": {"a": [[1], [2]], "c": [1]}}, 400, "there is no input 'c'"),
+        ("trees", {"inputs": [[1, 2, 3, 4]], "instances": [[1, 2, 3, 4]]}, 400, "has both of instances"),
+        ("trees", {}, 400, "has neither of instances"),
+        ("trees/versions/2", {"instances": [[1, 2, 3, 4]]}, 404, "has no version '2'"),
     ],
 )  # fmt: skip
 def test_errors_name_what_is_wrong(
@@ -89,6 +95,14 @@ def test_errors_name_what_is_wrong(
     answer = predict(server, model, body)
     assert answer.status_code == status, answer.text
     assert says in answer.json()["error"]
+
+
+def test_whole_tensors(server: Server) -> None:
+    answer = predict(server, "trees/versions/0", {"inputs": X[:5].tolist()})
+    rows = predict(server, "trees", {"instances": X[:5].tolist()}).json()["predictions"]
+    assert answer.json() == {"outputs": rows}
+    one = predict(server, "text", {"inputs": {"x": [["a"]]}, "signature_name": "serving_default"})
+    assert one.json() == {"outputs": [["a"]]}
 
 
 def test_openai_clients_see_the_models_as_before(server: Server) -> None:

@@ -174,6 +174,11 @@ def test_ollamas_client_says_how_long_a_model_stays(server: Server) -> None:
     assert b.expires_at is not None
     assert 5300 < b.expires_at.timestamp() - time.time() <= 5400
     assert {m.model for m in client.list().models} == {"a", "b", "broken", "c"}
+    for forever in (1e308, 400 * 366 * 86_400.0):
+        client.generate("b", "x", options={"num_predict": 1}, keep_alive=forever)
+        (shown,) = [one for one in client.ps().models if one.model == "b"]
+        assert shown.expires_at is not None
+        assert shown.expires_at.year >= 2300
     client.generate("b", keep_alive=0)
     until(lambda: states(server)["b"] == "unloaded", 15)
     with pytest.raises(ollama.ResponseError, match="keep_alive must be seconds, or a duration"):

@@ -1,6 +1,7 @@
 """OpenAI's Responses API, through its own SDK."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -428,3 +429,4 @@ def test_what_cannot_be_honored_is_named(
     body = {"input": "x", "max_output_tokens": 2} | fields
     error = error_of(httpx.post(server.url + "/v1/responses", json=body))
     assert (error["param"] or "").startswith(param)
+    assert not re.search(r"\b(True|False|None)\b", error["message"])  # Python's words, not JSON's

@@ -463,6 +463,29 @@ def test_idle_clients_are_closed_and_a_stop_finishes_what_has_begun(tmp_path: Pa
             stopped_while_answering(server, client)
 
 
+def test_a_connection_ends_at_its_age_after_what_has_begun(tmp_path: Path) -> None:
+    folder = make_calling(tmp_path / "calling", max_position_embeddings=1024)
+    keys = KeyFile(tmp_path / "keys", a={})
+    flags: dict[str, Any] = {"api_key_file": keys.path, "responses_websocket_seconds": 2}
+    with Server(folder, tmp_path / "log", threads=1, **flags) as server:
+        connected = time.monotonic()
+        with Client(server) as client:
+            ends: list[dict[str, Any]] = []
+            while not ends or ends[-1]["type"] != "error":
+                assert time.monotonic() - connected < 60, "it is still open"
+                client.send(input="Tell me all.", max_output_tokens=30)
+                ends.append(client.end())
+            assert time.monotonic() - connected > 2
+            assert ends[-1]["error"]["code"] == "websocket_connection_limit_reached"
+            assert "open for 2 seconds" in ends[-1]["error"]["message"]
+            assert closed_with(client) == 1000
+        # Every request before was answered to its end, and another connection goes on.
+        assert len(ends) > 1
+        assert all(end["response"]["output"] for end in ends[:-1])
+        with Client(server) as client:
+            assert client.answer(input="And then?")["output"]
+
+
 def stopped_while_answering(server: Server, client: Client) -> None:
     with Client(server) as idle:
         server.process.send_signal(signal.SIGTERM)
@@ -505,6 +528,35 @@ def test_a_compacted_conversation_goes_on(sdk: OpenAI, client: Client) -> None:
     assert same.usage
     assert over_socket["usage"]["input_tokens"] == same.usage.input_tokens
     assert text_of(over_socket)[0][0]["text"] == same.output_text
+
+
+def test_a_call_whose_output_is_still_to_come_outlasts_a_compaction(sdk: OpenAI) -> None:
+    """An agent compacts its conversation while its tools run, and then sends what they returned."""
+    waiting: list[Any] = [
+        {"type": "function_call", "call_id": f"c{n}", "name": "look", "arguments": f'{{"n":{n}}}'}
+        for n in (2, 3)
+    ]
+    made = sdk.responses.compact(model="calling", input=[*TALK[:5], *waiting])
+    items: Any = [item.model_dump(exclude_unset=True) for item in made.output]
+    *_, summary, second, third = items
+    assert summary["type"] == "compaction"
+    kept = [{name: item[name] for name in waiting[0]} for item in (second, third)]
+    assert kept == waiting
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "21"}
+        for one in waiting
+    ]
+    goes_on = sdk.responses.create(model="calling", input=[*items, *outputs], **BRIEF)
+    said = f"Summary of the conversation so far:\n\n{summary_of(summary['encrypted_content'])}"
+    spelled: Any = [*TALK[:2], {"role": "assistant", "content": said}, *waiting, *outputs]
+    same = sdk.responses.create(model="calling", input=spelled, **BRIEF)
+    assert goes_on.usage
+    assert same.usage
+    assert goes_on.usage.input_tokens == same.usage.input_tokens
+    assert goes_on.output_text == same.output_text
+    # Once it has its output, a call is part of what is summarized.
+    again = sdk.responses.compact(model="calling", input=[*items, *outputs])
+    assert [item.type for item in again.output] == ["message", "message", "compaction"]
 
 
 def test_a_stored_conversation_is_compacted_by_its_id(sdk: OpenAI) -> None:

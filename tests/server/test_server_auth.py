@@ -75,7 +75,8 @@ def test_every_route_asks_for_a_key(locked: Server, method: str, path: str) -> N
         assert answer.headers["www-authenticate"] == "Bearer"
         error = answer.json()["error"]
         # In Ollama's, the Open Inference Protocol's and KServe's format the error is a text.
-        of_tensors = path.startswith("/v2") or path.endswith(":predict")
+        of_tensors = path.startswith(("/v2", "/v1/config"))
+        of_tensors |= path.endswith((":predict", "/metadata", "{version}"))
         if path.startswith("/api/") or (of_tensors and path != "/v2/rerank"):
             assert "API key" in error
             continue

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from galley.models.registry import build_program
+from galley.server.ledger import ledger_lines
+from galley.types.model_info import Ledger
 from tests.checkpoints import make_tokenizer
 from tests.server.conftest import CONTEXT
 from tests.server.containers import memory_limit
@@ -78,6 +81,53 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     assert any(name.startswith("galley_build_info") for name in metrics)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "static", "said"),
+    [
+        ("float32", 0, "float32, not rounded"),
+        ("bfloat16", 0, "rounded to bfloat16; 0.6 % other likeliest tokens with SmolLM2-"),
+        (
+            "int8",
+            0,
+            "rounded to int8, the largest of each group to 16 bits; 1.5 % other likeliest tokens with Smol",
+        ),
+        (
+            "int8",
+            3,
+            "rounded to int8, the largest of each group to 16 bits, of 3 matrices by the checkpoint's "
+            "static scales; galley eval quality m",
+        ),
+    ],
+)
+def test_the_ledger_says_how_inputs_are_rounded_and_what_that_lost_where_it_was_measured(
+    inputs: str, static: int, said: str
+) -> None:
+    ledger = Ledger(
+        family="llama",
+        parameters=1,
+        executor="cpu",
+        isa="avx2",
+        device="cpu",
+        threads=1,
+        weight_dtype="int4",
+        inputs=inputs,
+        kv_dtype="bfloat16",
+        max_model_len=1,
+        step_tokens=1,
+        weights=1,
+        buffers=1,
+        kv_per_token=1,
+        kv_tokens=1,
+        kv=1,
+        reserve=1,
+        available=1,
+        static_inputs=static,
+    )
+    [line] = [line for line in ledger_lines("m", ledger) if line.startswith("  inputs ")]
+    assert line.removeprefix("  inputs     ").startswith(said)
+    assert line.endswith("galley eval quality m measures the loss") == (inputs != "float32")
+
+
 @pytest.fixture(params=["container", "ulimit -v"])
 def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     """Limit the memory of a starting process: too little for bfloat16, enough for int4."""
@@ -87,6 +137,32 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
     else:
         limit = 3 * GIB + GIB // 4  # of addresses: mapped files count, too
         yield lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def test_the_ledger_of_several_gpus_says_what_each_has() -> None:
+    """The reserve is for processes that are on none of them."""
+    sizes = {"weights": 12 * GIB, "kv": 6 * GIB, "buffers": 2 * GIB, "reserve": GIB}
+    numbers = {"parameters": 1, "threads": 1, "max_model_len": 8, "step_tokens": 8, "kv_tokens": 8}
+    ledger = Ledger(
+        family="llama",
+        executor="gpu",
+        isa="",
+        device="cuda",
+        weight_dtype="bf16",
+        inputs="bfloat16",
+        kv_dtype="bfloat16",
+        kv_per_token=1,
+        available=48 * GIB,
+        requests=((8, 1),),
+        ranks=2,
+        **sizes,
+        **numbers,
+    )
+    lines = "\n".join(ledger_lines("m", ledger))
+    assert re.search(r"each GPU +10 GiB +of 24 GiB", lines), lines
+    assert "executor gpu, 2 ranks of 1 thread" in lines
+    whole = msgspec.structs.replace(ledger, ranks=1)
+    assert "each GPU" not in "\n".join(ledger_lines("m", whole))
 
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(

@@ -17,7 +17,7 @@ import pytest
 
 from galley.server.run import bind
 from tests.cli.command import galley
-from tests.missing import late_engine
+from tests.missing import late_engine, slow_disk
 from tests.server.conftest import CONTEXT
 from tests.server.serving import Server, events, until
 
@@ -119,6 +119,42 @@ def test_a_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
             with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
                 assert "[DONE]" not in list(data)
         assert psutil.wait_procs(engine, timeout=10)[1] == []
+
+
+@contextlib.contextmanager
+def first_start(model: Path, folder: Path, **settings: Any) -> Iterator[Server]:
+    """A server that has packed its weights, whose file is complete once ``go`` exists."""
+    environ = slow_disk(folder, folder / "go") | {"GALLEY_CACHE_DIR": str(folder / "cache")}
+    with small(model, folder, environ=environ, **settings) as server:
+        yield server
+
+
+def packed_files(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "cache" / "packed").glob("*.packed")]
+
+
+def test_a_stopped_server_stores_its_packed_weights_first(model: Path, tmp_path: Path) -> None:
+    with first_start(model, tmp_path) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_log("waiting for packed weights to be stored")
+        assert not packed_files(tmp_path)
+        (tmp_path / "go").touch()
+        assert server.process.wait(60) == 0
+    assert packed_files(tmp_path)
+
+
+def test_packed_weights_delay_the_stop_for_the_drain_at_most(model: Path, tmp_path: Path) -> None:
+    with first_start(model, tmp_path, drain_seconds=0.3) as server:
+        assert server.stop(timeout=60) == 0
+        server.wait_for_log("drain time is over; packed weights are not stored")
+    assert not packed_files(tmp_path)
+
+
+def test_a_second_signal_does_not_wait_for_packed_weights(model: Path, tmp_path: Path) -> None:
+    with first_start(model, tmp_path) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_log("waiting for packed weights to be stored")
+        assert server.stop() == 128 + signal.SIGTERM
 
 
 def test_a_killed_server_leaves_no_engine(model: Path, tmp_path: Path) -> None:

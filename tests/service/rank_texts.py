@@ -22,8 +22,8 @@ def requests(info: ModelInfo, count: int, tokens: int) -> list[EngineRequest]:
     return [expand([5, 6, i], params, info, request_id=f"r{i}")[0] for i in range(count)]
 
 
-def texts_of_one_process(folder: Path, count: int, tokens: int) -> list[list[int]]:
-    engine = load_engine(settings(folder), folder)
+def texts_of_one_process(folder: Path, count: int, tokens: int, **more: Any) -> list[list[int]]:
+    engine = load_engine(settings(folder, **more), folder)
     made = requests(engine.info, count, tokens)
     texts: dict[str, list[int]] = {one.id: [] for one in made}
     for one in made:

@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -133,6 +135,42 @@ def test_without_addresses_the_server_sends_frames_and_the_engine_says_so(file: 
     with few_addresses(), pytest.raises(MemoryError, match="ulimit -v"):
         PlacedTensors(file).restore(sent, places)
     memory.close()
+
+
+FULL = """
+import os, sys
+from galley.service.shared_tensors import SharedTensors
+from galley.types import EngineRequest, Predict, Tensor
+
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 256 << 20)
+memory = SharedTensors(file)
+
+def placed(name, size, frame):
+    tensor = Tensor(name="x", datatype="UINT8", shape=(size,), data=bytes(size))
+    return memory.place(EngineRequest(id=name, payload=Predict(inputs=(tensor,))), frame)[1]
+
+print(placed("a", 700_000, 1), placed("b", 700_000, 2), placed("c", 200_000, 3))
+memory.seen(3, ["a", "b", "c"])
+print(placed("d", 900_000, 4))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_without_memory_a_request_is_sent_in_a_frame(tmp_path: Path) -> None:
+    """Writing to a page that the system cannot provide would end the server with SIGBUS."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this machine allows no mounts")
+    try:
+        command = [sys.executable, "-c", FULL, str(tmp_path / "memory")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    first, second = done.stdout.splitlines()
+    assert first == "((0, 700000),) () ((700032, 200000),)"
+    assert second == "((0, 900000),)"
 
 
 def test_a_process_that_cannot_start_leaves_no_memory_open(file: int) -> None:

@@ -4,16 +4,20 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
 import psutil
+import pytest
 
 from galley.gateway.registry import Registry
 from galley.service.client import EngineClient
 from galley.settings.config import Settings
 from tests.conftest import CheckpointMaker
 from tests.service import rank_texts
+from tests.thorough import long
 
-COUNT = 400
+EXECUTORS: list[Any] = [("cpu", 400), pytest.param("gpu", 12, marks=long)]
+"""An executor, and tokens of a text: the kernels of a GPU are interpreted."""
 
 
 def rank_of(engine: int) -> int:
@@ -23,17 +27,22 @@ def rank_of(engine: int) -> int:
     return int(rank.pid)
 
 
+@pytest.mark.parametrize(("executor", "tokens"), EXECUTORS)
 def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
-    checkpoint: CheckpointMaker,
+    executor: str, tokens: int, checkpoint: CheckpointMaker
 ) -> None:
+    if executor == "gpu":
+        pytest.importorskip("triton", reason="triton is not installed")
+    chosen: dict[str, Any] = {"executor": executor, "speculation": "off"}
+
     async def run() -> list[list[int]]:
         folder = checkpoint("llama")
         client = await EngineClient.start(
-            rank_texts.settings(folder, tensor_parallel=2), str(folder), max_queue=4
+            rank_texts.settings(folder, tensor_parallel=2, **chosen), str(folder), max_queue=4
         )
         seen: set[int] = set()
         try:
-            streams = [client.submit(one) for one in rank_texts.requests(client.info, 4, COUNT)]
+            streams = [client.submit(one) for one in rank_texts.requests(client.info, 4, tokens)]
             first = (await anext(streams[0])).tokens
             for of_engine in (False, True):
                 [engine] = client.engine_pids
@@ -57,7 +66,8 @@ def test_killing_any_rank_loses_no_stream_and_leaves_no_process(
         assert not any(map(psutil.pid_exists, seen))
         return list(texts)
 
-    assert asyncio.run(run()) == rank_texts.texts_of_one_process(checkpoint("llama"), 4, COUNT)
+    expected = rank_texts.texts_of_one_process(checkpoint("llama"), 4, tokens, **chosen)
+    assert asyncio.run(run()) == expected
 
 
 def test_the_memory_of_all_ranks_is_the_engines(checkpoint: CheckpointMaker) -> None:

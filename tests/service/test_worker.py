@@ -25,13 +25,14 @@ class Gathering:
 def test_a_wait_for_further_requests_ends_however_late_the_thread_runs() -> None:
     """``SimpleQueue.get`` of CPython 3.11 waits forever if its time is over when it looks again."""
     engine: Any = Gathering()
-    inbox, connection = worker.Inbox(), threading.local()
+    inbox, connection = worker.Frames(), threading.local()
     taken: list[int | None] = []
 
     def take() -> None:
         for _ in range(TIMES):
             inbox.put(Abort([]))
-            taken.append(worker._take_frames(engine, inbox, connection))  # type: ignore[arg-type]
+            took = worker._take_frames(engine, inbox, connection, engine.gather_seconds)  # type: ignore[arg-type]
+            taken.append(took)
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()

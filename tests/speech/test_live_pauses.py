@@ -15,7 +15,10 @@ from galley.speech.live_events import (
 )
 from galley.speech.options import LiveOptions, TurnOptions
 from galley.text.tokenizer import Tokenizer
-from tests.speech.live_driver import ENGLISH, Driver, Word, speech
+from galley.types import EngineRequest, Output
+from tests.payloads import spoken
+from tests.speech.answers import says, to
+from tests.speech.live_driver import ENGLISH, Driver, Word, audio_range, speech
 
 PATIENT = LiveOptions(
     language="en", turns=TurnOptions(silence_duration_ms=4_000), pauses=True, settle_ms=128
@@ -127,6 +130,45 @@ def test_every_order_of_pauses_and_words_keeps_the_text(tokenizer: Tokenizer) ->
         wanted = [kind for kind in kinds(driver) if kind in (Paused, Resumed)]
         assert wanted[:-1:2] == [Paused] * (len(wanted) // 2)
         assert wanted[1::2] == [Resumed] * (len(wanted) // 2)
+
+
+@pytest.mark.parametrize("delay", [1, 8])
+def test_no_long_silence_is_within_the_audio_of_a_request(tokenizer: Tokenizer, delay: int) -> None:
+    """A model may transcribe only what comes before it, so the words after it would be lost."""
+    words = speech("one two", 0.9, "three", 1.4, "four five")
+    driver = Driver(tokenizer, words, options=PATIENT, delay=delay)
+    driver.play(16)
+    assert driver.texts() == ["one two three four five"]
+    assert paused_at(driver)[-1][1] == "one two three four five"
+    for start, end in map(audio_range, driver.listener.requests):
+        for before, after in ((words[1], words[2]), (words[2], words[3])):
+            assert not (start < before.end and end > after.start)
+
+
+def test_a_click_does_not_divide_or_resume_a_turn(tokenizer: Tokenizer) -> None:
+    words = speech("one two", 1.0, "three", 2.0)
+    click = Word("", words[-1].end + 12_810, words[-1].end + 12_900)
+    driver = Driver(tokenizer, [*words, click], options=PATIENT)
+    driver.play(12)
+    assert driver.texts() == ["one two three"]
+    assert kinds(driver).count(Resumed) == 1
+    assert all(audio_range(one)[1] < click.start for one in driver.listener.requests)
+
+
+def test_a_pause_is_reported_when_its_words_are_certain(tokenizer: Tokenizer) -> None:
+    """The first transcript of the pause is poor; the final one, at another temperature, is not."""
+    poor, good = says(tokenizer, " won too", score=-3.0), says(tokenizer, " one two")
+
+    def answer(request: EngineRequest) -> Output:
+        return to(request, good if spoken(request).sampling.temperature else poor)
+
+    driver = Driver(tokenizer, speech("one two"), answer, options=PATIENT)
+    while not paused_at(driver):
+        driver.play(0.1)
+    assert [text for _, text, _ in paused_at(driver)] == ["one two"]
+    driver.session.end_after(0, 0)
+    driver.play(0.1)
+    assert driver.texts() == ["one two"]
 
 
 def test_new_options_undo_what_was_decided_in_a_pause(tokenizer: Tokenizer) -> None:

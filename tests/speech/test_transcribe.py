@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from galley.speech.decoder import Decoder
 from galley.speech.diarize.options import DiarizeOptions, NetFiles
 from galley.speech.features import LogMel
 from galley.speech.results import Segment
+from galley.speech.transcription import Ended, Transcription
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output
 from tests.conftest import CheckpointMaker
@@ -176,6 +178,62 @@ def test_recordings_together_have_their_own_results_with_fewer_steps(
     assert [timed(segments) for segments in found] == alone
     assert steps < 0.7 * steps_alone
     assert [one.info.duration for one in begun] == pytest.approx([5.0, 6.5625, 9.6875], abs=0.01)
+
+
+def test_each_recording_has_its_own_result_and_its_own_error(
+    transcriber: Transcriber, files: list[bytes]
+) -> None:
+    """Some are open at a time; one that is not audio and one that is too long end alone."""
+    alone = [timed(list(transcriber.transcribe(file, ENGLISH))) for file in files]
+    silence = encode("wav", np.zeros(16_000, np.float32))
+    sources = [files[0], b"no audio at all" * 1000, files[1], silence, CALL, files[2], files[0]]
+    now_open, most = 0, 0
+
+    def begin(source: Any) -> Transcription:
+        nonlocal now_open, most
+        transcription = transcriber.transcribe(
+            source, ENGLISH, max_seconds=15 if source is CALL else None
+        )
+        now_open += 1
+        most = max(most, now_open)
+        return transcription
+
+    found: list[list[Segment]] = [[] for _ in sources]
+    ended: dict[int, Ended] = {}
+    begun = [partial(begin, source) for source in sources]
+    for place, segment in transcriber.transcribe_each(begun, at_a_time=2):
+        assert place not in ended
+        if isinstance(segment, Ended):
+            ended[place] = segment
+            now_open -= place != 1  # which was never open
+        else:
+            found[place].append(segment)
+    assert [type(ended[place].error) for place in range(len(sources))] == [
+        type(None),
+        AudioError,
+        type(None),
+        type(None),
+        AudioTooLong,
+        type(None),
+        type(None),
+    ]
+    whole = [timed(segments) for place, segments in enumerate(found) if place not in (1, 3, 4)]
+    assert whole == [*alone, alone[0]]
+    assert not found[3]
+    assert most == 2
+    with pytest.raises(RequestError, match="at least 1, got 0"):
+        transcriber.transcribe_each([], at_a_time=0)
+
+
+def test_recordings_that_are_left_are_closed(transcriber: Transcriber) -> None:
+    long = encode("wav", np.tile(np.concatenate(list(Recording(CALL))), 5))
+    begun = [partial(transcriber.transcribe, long, ENGLISH)] * 3
+    each = transcriber.transcribe_each(begun, at_a_time=2)
+    next(each)
+    assert transcriber._decoder._open_now == 2
+    each.close()
+    assert transcriber._decoder._open_now == 0
+    assert not transcriber._engine._queues
 
 
 def test_threads_share_the_batch_and_get_their_own_results(

@@ -1,4 +1,4 @@
-// AMX: AVX-512 with VNNI and BF16, whose operations these are, and tiles, which ../amx.hpp has.
+// AMX: AVX-512 with VNNI, BF16 and GFNI, whose operations these are, and the tiles of ../amx.hpp.
 #pragma once
 
 #include "avx512.hpp"

@@ -1,4 +1,4 @@
-// AVX-512 with VNNI and BF16: Zen 4, Cooper Lake.
+// AVX-512 with VNNI, BF16 and GFNI: Zen 4, Sapphire Rapids.
 #pragma once
 
 #include "x86_512.hpp"

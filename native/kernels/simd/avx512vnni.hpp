@@ -1,4 +1,4 @@
-// AVX-512 with VNNI: Cascade Lake, Ice Lake.
+// AVX-512 with VNNI: Cascade Lake, Cooper Lake, Ice Lake.
 #pragma once
 
 #include "x86_512.hpp"

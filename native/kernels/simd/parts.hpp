@@ -96,6 +96,12 @@ GALLEY_INLINE Bytes operator-(Bytes a, Bytes b) {
     return r;
 }
 
+// Bits 4 to 7 of each byte, at its lower end.
+template <class Part>
+GALLEY_INLINE Part upper_nibbles(Part bytes) {
+    return (bytes >> 4) & 0x0f0f0f0f;
+}
+
 // Comparisons keep NaN in `a`.
 GALLEY_INLINE Floats max(Floats a, Floats b) {
     Floats r;

@@ -100,6 +100,14 @@ GALLEY_INLINE HalvesPart multiply_signed(UintPart w, int32_t x) {
         _mm512_mask_sub_epi8(same, _mm512_movepi8_mask(s), _mm512_setzero_si512(), same);
     return (HalvesPart)_mm512_maddubs_epi16(_mm512_abs_epi8(s), turned);
 }
+#if defined(__GFNI__)
+// One instruction instead of two, which are executed by the same two ports as dot products on
+// Intel's CPUs: bit i of each byte becomes bit i + 4, or 0.
+GALLEY_INLINE UintPart upper_nibbles(UintPart bytes) {
+    return (UintPart)_mm512_gf2p8affine_epi64_epi8((__m512i)bytes,
+                                                   _mm512_set1_epi64(0x1020408000000000), 0);
+}
+#endif
 // With a count for each lane, which is one instruction and comes from memory as it is.
 GALLEY_INLINE UintPart shift_right(UintPart a, int32_t count) {
     return (UintPart)_mm512_srlv_epi32((__m512i)a, _mm512_set1_epi32(count));

@@ -51,6 +51,8 @@ class Turn:
         total: seconds from the end of speech to the first audio; None: the turn was cut off, and nothing
             answered its rest.
         parts: seconds from the end of speech until each of :data:`PARTS` was ready; None: unknown.
+        silence: seconds of silence that were to end the turn, as the language model judged it; None: it was
+            not judged.
         interruption: seconds from the beginning of speech until the answer before was stopped, if it was
             still being heard.
     """
@@ -59,6 +61,7 @@ class Turn:
     cut_offs: int
     total: float | None
     parts: tuple[float | None, ...]
+    silence: float | None
     interruption: float | None
 
 
@@ -185,6 +188,7 @@ class _TurnEvents:
         self._interruption: float | None = None
         self.cut_offs = 0
         self._parts: tuple[float | None, ...] = (None,) * len(PARTS)
+        self._silence: float | None = None
         self.first_audio: float | None = None
         self.timed = False
 
@@ -206,8 +210,8 @@ class _TurnEvents:
             self.first_audio = self.first_audio or now
         elif kind == _TIMING:
             self.timed = True
-            times = [event[name] for name in PARTS.values()]
-            self._parts = tuple(None if ms is None else ms / 1000 for ms in times)
+            self._parts = tuple(_seconds(event[name]) for name in PARTS.values())
+            self._silence = _seconds(event["silence_ms"])
         elif kind == "response.done" and event["response"]["status"] != "cancelled":
             if event["response"]["status"] == "failed":
                 error = event["response"]["status_details"]["error"]
@@ -222,7 +226,12 @@ class _TurnEvents:
         total = None
         if self.first_audio is not None:
             total = max(0.0, self.first_audio - self._ended.result())
-        return Turn(self._recording, self.cut_offs, total, self._parts, self._interruption)
+        parts, silence = self._parts, self._silence
+        return Turn(self._recording, self.cut_offs, total, parts, silence, self._interruption)
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _lead(samples: bytes) -> float:

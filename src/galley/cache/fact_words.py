@@ -160,6 +160,78 @@ OPPOSITES: Final = tuple(
 )
 """Pairs of words of which a text with one does not ask what a text with the other asks."""
 
+_ACTIONS: Final = """
+reset recover recovery restore
+unlock unblock unfreeze
+lock block freeze frozen suspend
+change modify edit update amend alter adjust
+change exchange convert swap
+exchange swap replace replacement
+verify verification confirm confirmation validate authenticate
+register registration enroll enrol enrollment
+delete deletion remove removal erase
+delete close closure cancel cancellation terminate termination
+deactivate deactivation disable
+activate activation enable
+install installation
+uninstall
+upgrade
+downgrade
+renew renewal extend extension
+download
+upload
+import
+export
+share
+copy duplicate clone
+scan
+rename
+move reschedule postpone
+move transfer
+move removal
+withdraw withdrawn withdrew withdrawal
+return refund reimburse reimbursement
+repair fix mend
+rent lease
+borrow
+lend lent
+track trace
+connect pair
+disconnect
+configure
+encrypt
+decrypt
+merge combine
+split divide
+translate
+donate
+"""
+
+ACTIONS: Final = tuple(words(line) for line in _ACTIONS.strip().splitlines())
+"""Groups of words for things that can be done, of which those of a group may mean the same.
+
+A word may be in several groups. Left out are words that are as often names of things (order, charge,
+report), and those of which many mean the same in some sentence (add, pay, send, receive).
+"""
+
+_THINGS: Final = """
+account profile login membership
+password passcode passphrase login
+pin
+username
+email e-mail mail
+card
+order parcel package shipment delivery
+subscription membership plan contract
+invoice bill receipt
+appointment reservation
+photo picture image
+video
+"""
+
+THINGS: Final = tuple(words(line) for line in _THINGS.strip().splitlines())
+"""Groups of words for things that something is done to, as :data:`ACTIONS`."""
+
 PREFIXES: Final = ("un", "in", "im", "ir", "il", "dis", "non", "non-", "de", "mis", "anti", "anti-")
 """Beginnings that make a word's opposite."""
 

@@ -9,10 +9,12 @@ languages are known as well, and numbers, codes and names are found in any langu
 import itertools
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from galley.cache.fact_stems import OPPOSITE_OF, SAME_ACTIONS, SAME_THINGS, stem
 from galley.cache.fact_words import (
     CONTRARY,
     DATES,
@@ -24,7 +26,6 @@ from galley.cache.fact_words import (
     NEGATIONS,
     NUMBERS,
     OF_GERMAN,
-    OPPOSITES,
     PREFIXES,
     QUESTION_KINDS,
     UNITS,
@@ -183,7 +184,17 @@ class Facts:
     @cached_property
     def content(self) -> list[str]:
         """The stems of the words that say more than how others belong together, in order."""
-        return [_stem(word) for word in self.words if word not in _NO_CONTENT]
+        return [stem(word) for word in self.words if word not in _NO_CONTENT]
+
+    @cached_property
+    def actions(self) -> set[str]:
+        """The stems of the words for things that can be done."""
+        return {each for word in self.words if (each := stem(word)) in SAME_ACTIONS}
+
+    @cached_property
+    def things(self) -> set[str]:
+        """The stems of the words for things that something is done to."""
+        return {each for word in self.words if (each := stem(word)) in SAME_THINGS}
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -194,7 +205,7 @@ class Facts:
             if word in DIRECTIONS:
                 role = DIRECTIONS[word]
             elif word not in _NO_CONTENT:
-                roles.setdefault(_stem(word), role)
+                roles.setdefault(stem(word), role)
                 role = ""
         return roles
 
@@ -202,8 +213,8 @@ class Facts:
 def difference(first: Facts, second: Facts) -> str | None:
     """Return the kind of fact in which two texts differ; None if they agree in all.
 
-    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "question" and
-    "roles".
+    Kinds are "numbers", "signs", "units", "dates", "names", "negations", "opposites", "actions",
+    "things", "question" and "roles".
     """
     if first.numbers != second.numbers or first.codes != second.codes:
         return "numbers"
@@ -219,6 +230,10 @@ def difference(first: Facts, second: Facts) -> str | None:
         return "negations"
     if _opposed(first.word_set, second.word_set):
         return "opposites"
+    if _differ(first.actions, second.actions, SAME_ACTIONS):
+        return "actions"
+    if _differ(first.things, second.things, SAME_THINGS):
+        return "things"
     if first.kinds and second.kinds and first.kinds != second.kinds:
         return "question"
     if _reversed(first, second):
@@ -266,8 +281,8 @@ def _same_names(first: Facts, second: Facts) -> bool:
 
 def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
     only_first, only_second = first - second, second - first
-    stems = {_stem(word) for word in only_second} | only_second
-    if any(not stems.isdisjoint(_OPPOSITE_OF.get(_stem(word), ())) for word in only_first):
+    stems = {stem(word) for word in only_second} | only_second
+    if any(not stems.isdisjoint(OPPOSITE_OF.get(stem(word), ())) for word in only_first):
         return True
     return any(
         prefix + word in longer
@@ -275,6 +290,14 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
         for word in shorter
         if len(word) > 2
         for prefix in PREFIXES
+    )
+
+
+def _differ(first: set[str], second: set[str], alike: Mapping[str, set[str]]) -> bool:
+    """Return whether each text has a word that the other lacks by any name."""
+    return all(
+        any(alike[word].isdisjoint(others) for word in own)
+        for own, others in ((first, second), (second, first))
     )
 
 
@@ -367,29 +390,5 @@ def _number(text: str) -> str:
     return f"{whole.lstrip('0') or '0'}{'.' if part else ''}{part}"
 
 
-def _stem(word: str) -> str:
-    """Return a word without the commonest endings, so that "returned" is "return"."""
-    word = word.removesuffix("'s")
-    for ending, least in (("ies", 5), ("ing", 6), ("ed", 5), ("es", 5), ("s", 4), ("e", 4)):
-        if word.endswith(ending) and len(word) >= least and not word.endswith("ss"):
-            stem = word[: -len(ending)] + ("y" if ending == "ies" else "")
-            if ending in ("ing", "ed") and len(stem) > 3 and stem[-1] == stem[-2]:
-                stem = stem[:-1]
-            return stem.removesuffix("e") if len(stem) > 3 else stem
-    return word
-
-
 def _folded(text: str) -> str:
     return " ".join(text.lower().split())
-
-
-def _opposites() -> dict[str, set[str]]:
-    """Return stem -> the stems of the words that are its opposites."""
-    found: dict[str, set[str]] = {}
-    for first, second in OPPOSITES:
-        found.setdefault(_stem(first), set()).add(_stem(second))
-        found.setdefault(_stem(second), set()).add(_stem(first))
-    return found
-
-
-_OPPOSITE_OF: Final = _opposites()

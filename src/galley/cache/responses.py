@@ -52,6 +52,7 @@ class Lookup:
         model: the model's name, with the adapter's.
         outcome: what happens is recorded here.
         waits: whether to wait for room in the engine's queue.
+        paced: whether stored answers are streamed at the server's pace, if it has one.
         question: what may be compared by meaning; None: nothing.
     """
 
@@ -62,6 +63,7 @@ class Lookup:
     model: str
     outcome: Outcome
     waits: bool = False
+    paced: bool = True
     question: Question | None = None
 
 
@@ -246,7 +248,8 @@ class ModelResponses:
         kind: str = "hit",
     ) -> Replay:
         self._count_hit(request, lookup, tokens_in(outputs), seconds, age, kind=kind)
-        return Replay(outputs, request, self._engine, lookup.deadline, self.cache.pace)
+        pace = self.cache.pace if lookup.paced else None
+        return Replay(outputs, request, self._engine, lookup.deadline, pace)
 
     def _count_hit(
         self,

@@ -65,7 +65,7 @@ async def _respond(
     models: Registry, line: BatchLine, request_id: str
 ) -> tuple[int, dict[str, Any]]:
     try:
-        return 200, await _complete(models, line, Caller(request_id))
+        return 200, await _complete(models, line, Caller(request_id, streams=False))
     except EngineFailed:
         raise
     except Exception as error:  # one line's failure is that line's result, as over HTTP

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,8 @@ from galley.errors import GalleyError
 
 if TYPE_CHECKING:
     from galley.bench.voice import Turn
+
+_OTHERS: Final = ("silence", "total", "interruption")
 
 
 @click.command(
@@ -75,7 +77,8 @@ def voice(
 
     Callers speak the recordings at their own pace, in turn, and wait for the end of an answer before they
     speak again, or interrupt it. A turn that the server ends before the recording does is a cut-off.
-    Times of the parts are those of the server, from the end of speech; they overlap.
+    Times of the parts are those of the server, from the end of speech; they overlap. With --eagerness,
+    "silence" is the one that was to end a turn as the model judged it: 0 if it was sure.
     """
     check_folders(json=json_file)
     from galley.bench.voice import Call, converse, read_recording
@@ -111,10 +114,11 @@ def _show(done: "list[Turn]", callers: int, *, interrupts: bool) -> None:
 
     whole = [turn for turn in done if not turn.cut_offs]
     columns = [[turn.parts[n] for turn in whole] for n in range(len(PARTS))]
+    columns.append([turn.silence for turn in whole])
     columns.append([turn.total for turn in whole])
     columns.append([turn.interruption for turn in done if interrupts])
     rows = []
-    for name, column in zip([*PARTS, "total", "interruption"], columns, strict=True):
+    for name, column in zip([*PARTS, *_OTHERS], columns, strict=True):
         if found := quantiles_of([1000 * seconds for seconds in column if seconds is not None]):
             rows.append((name, *(f"{ms:.0f}" for ms in (found.p50, found.p95, found.p99))))
     heading = f"{len(whole)} turns of {callers} callers, ms"
@@ -132,6 +136,7 @@ def _turns(done: "list[Turn]", recordings: Sequence[Path]) -> list[dict[str, Any
             "recording": str(recordings[turn.recording]),
             "cut_offs": turn.cut_offs,
             **dict(zip(PARTS, turn.parts, strict=True)),
+            "silence": turn.silence,
             "total": turn.total,
             "interruption": turn.interruption,
         }

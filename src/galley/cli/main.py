@@ -1,6 +1,7 @@
 """The entry point: commands are registered here, and errors become one line and an exit code."""
 
 import logging
+import os
 import sys
 from importlib import import_module
 from typing import Final
@@ -93,3 +94,16 @@ def main() -> None:
         logging.getLogger("galley").debug("the command failed", exc_info=error)
         print(f"galley: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A file or folder that the user named, or on a disk that is full.
+        logging.getLogger("galley").debug("the command failed", exc_info=error)
+        print(f"galley: {_path(error)}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _path(error: OSError) -> str:
+    """Return the file that an error is about."""
+    name = error.filename
+    return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)

@@ -25,9 +25,12 @@ from galley.settings.named_models import named_models
 from galley.types import SamplingParams
 
 EPILOG: Final = (
-    "Each of the settings above can also be a line of galley.yaml (max_running: 32) or a variable "
+    "Each setting can also be a line of galley.yaml (max_running: 32) or a variable "
     "(GALLEY_MAX_RUNNING=32). A flag wins over a variable, a variable over the file."
 )
+
+_ALL: Final = "galley.help_all"
+"""Key of a context's ``meta`` where its help is to list all options."""
 
 _WHOLE_SENTENCE: Final = 10_000
 """Characters of a command's summary; click would otherwise truncate it to one line."""
@@ -116,7 +119,8 @@ def with_flags(
 
     Args:
         settings: the class whose fields become flags, ``EngineSettings`` for commands without a server
-            (``--log-level`` is added), or the names of the settings that the command uses.
+            (``--log-level`` is added), of which ``--help`` lists the common ones; or the names of the
+            settings that the command uses, all of which it lists.
         model: whether ``--model`` is a flag; else the command takes the model as an argument.
         extra: names of further settings.
         sampling: also add the sampling parameters.
@@ -141,11 +145,14 @@ def with_flags(
 
 
 class Option(click.Option):
-    """An option that ``--help`` lists under its ``group``."""
+    """An option that help lists under its ``group``; ``--help`` leaves it out if it is ``rare``."""
 
-    def __init__(self, *declarations: Any, group: str, **attributes: Any) -> None:
+    def __init__(
+        self, *declarations: Any, group: str, rare: bool = False, **attributes: Any
+    ) -> None:
         super().__init__(*declarations, **attributes)
         self.group = group
+        self.rare = rare
 
 
 class Choice(click.Choice[str]):
@@ -180,14 +187,36 @@ ABOVE_ZERO: Final = _AboveZero()
 """The type of rates, seconds and prices."""
 
 
+def _help_all(context: click.Context, _: click.Parameter, given: bool) -> None:
+    """Print the help with all options, and end the command."""
+    if given and not context.resilient_parsing:
+        context.meta[_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
 class Command(click.Command):
-    """A command whose help lists options in groups, examples, and the other sources of settings."""
+    """A command whose help lists options in groups, examples, and the other sources of settings.
+
+    If it has rare options, ``--help-all`` lists these, too.
+    """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.examples = tuple(examples)
         if any(isinstance(param, Option) for param in self.params):
             self.epilog = EPILOG
+        if any(map(_is_rare, self.params)):
+            self.params.append(
+                click.Option(
+                    ["--help-all"],
+                    is_flag=True,
+                    is_eager=True,
+                    expose_value=False,
+                    callback=_help_all,
+                    help="Show all settings and exit.",
+                )
+            )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See :class:`click.Command`; examples follow the text, where they are seen first."""
@@ -200,7 +229,10 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See :class:`click.Command`."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        left_out = [] if ctx.meta.get(_ALL) else list(filter(_is_rare, self.params))
         for param in self.get_params(ctx):
+            if param in left_out:
+                continue
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):
                 group = param.group if isinstance(param, Option) else "Options"
@@ -208,6 +240,9 @@ class Command(click.Command):
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+        if left_out:
+            formatter.write_paragraph()
+            formatter.write_text(f"{len(left_out)} more settings: {ctx.command_path} --help-all")
 
 
 class CommandWithOthers(Command):
@@ -257,6 +292,10 @@ class Group(click.Group):
             formatter.write_dl(rows)
 
 
+def _is_rare(param: click.Parameter) -> bool:
+    return isinstance(param, Option) and param.rare
+
+
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -282,6 +321,7 @@ def _setting_options(
                     default=field.default,
                     help=field.metadata["help"],
                     group=field.metadata["group"],
+                    rare=not (field.metadata["common"] or isinstance(chosen, tuple)),
                     alias=field.metadata["alias"],
                     spellings=field.metadata["spellings"],
                 ),
@@ -301,6 +341,7 @@ def _option(
     default: object,
     help: str,
     group: str,
+    rare: bool = False,
     alias: str = "",
     spellings: Mapping[str, str] | None = None,
 ) -> _Decorator:
@@ -310,6 +351,7 @@ def _option(
         field,
         cls=Option,
         group=group,
+        rare=rare,
         help=help,
         default=default,
         show_default=default not in (None, "", ()),

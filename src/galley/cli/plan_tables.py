@@ -104,16 +104,17 @@ def print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     """Print the cheapest machine that meets the goal, and why cheaper ones do not."""
     from galley.plan.predict import cheapest
 
-    best = cheapest([p for p in predictions if p.executor], goal)
+    best = cheapest([p for p in predictions if p.is_reached], goal)
     if best is None:
         print(
-            "No machine of the table that Galley runs on has room for this load and meets the goal:"
+            "No machine of the table that Galley is fast on has room for this load and meets the goal:"
         )
     else:
         print(f"The cheapest machine that meets the goal: {_priced(best)}")
     cheaper = cheapest(predictions, goal)
     if cheaper is not None and cheaper is not best:
-        print(f"  {_priced(cheaper)} would meet it, but Galley has no executor for it yet")
+        lacks = "no executor" if cheaper.executor is None else "only the slow reference executor"
+        print(f"  {_priced(cheaper)} would meet it, but Galley has {lacks} for it yet")
     price = float("inf") if best is None else best.machine.price or 0.0
     for p in _obstacles(predictions, goal, below=price):
         if missed := goal.missed(p):

@@ -12,6 +12,8 @@ from click._termui_impl import ProgressBar
 DAY_SECONDS: Final = 86400.0
 
 _LINE_SECONDS: Final = 10.0
+_CLEARED: Final = "\r\x1b[K"
+_BAR: Final = "%(label)s  [%(bar)s]  %(info)s"
 _BYTES: Final = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3))
 
 
@@ -26,7 +28,8 @@ def progress(label: str, total: int, *, done: int = 0) -> "ProgressBar[int]":
         done: steps that were done before.
     """
     kind: type[ProgressBar[int]] = ProgressBar if sys.stderr.isatty() else ProgressLines
-    bar = kind(None, total, label=label, show_pos=True, file=sys.stderr)
+    bar = kind(None, total, label=label, show_pos=True, file=sys.stderr, bar_template=_BAR)
+    bar.length = total or None
     bar.pos = done
     return bar
 
@@ -39,8 +42,15 @@ def named_progress(label: str, total: int) -> Iterator[Callable[[str, int], None
         def show(name: str, position: int) -> None:
             bar.label = name
             bar.update(position - bar.pos)
+            bar.render_progress()
 
         yield show
+
+
+def clear_progress() -> None:
+    """Remove a bar on a terminal, so that a line can be written; its next step draws it again."""
+    if sys.stderr.isatty():
+        click.echo(_CLEARED, nl=False, err=True)
 
 
 class ProgressLines(ProgressBar[int]):

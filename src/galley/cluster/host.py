@@ -94,7 +94,7 @@ class ReplicaHost:
         """
         assert self.client is not None
         server = ReplicaServer(self.client, self._access, self._contents.hex(), self._release)
-        port = await _first_free(server, host, ports)
+        port = _first_free(server, host, ports)
         self.server = server
         return port
 
@@ -128,11 +128,11 @@ class ReplicaHost:
             self.server.blocks_changed(blocks)
 
 
-async def _first_free(server: ReplicaServer, host: str, ports: Iterable[int]) -> int:
+def _first_free(server: ReplicaServer, host: str, ports: Iterable[int]) -> int:
     taken: OSError | None = None
     for port in ports:
         try:
-            return await server.listen(host, port)
+            return server.listen(host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise

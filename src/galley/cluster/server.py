@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from galley.cluster.channel import Channel, receive
-from galley.cluster.remote import send_at_once
-from galley.errors import GalleyError, SettingsError
+from galley.cluster.channel import Channel
+from galley.cluster.listener import Listener
+from galley.errors import GalleyError
 from galley.links.access import Access
-from galley.links.handshake import HANDSHAKE_SECONDS
-from galley.rare_warnings import RareWarnings
 from galley.service.client import EngineClient
+from galley.service.departures import FETCH_SECONDS
 from galley.service.frames import (
     Abort,
     AdapterLoaded,
@@ -30,6 +29,7 @@ from galley.service.frames import (
     Leaving,
     LoadAdapter,
     Ready,
+    Released,
     Submit,
     ToEngine,
     UnloadAdapter,
@@ -45,9 +45,6 @@ log = logging.getLogger("galley.cluster")
 
 MOST_CONNECTIONS: Final = 64
 """Maximum servers that are connected at the same time."""
-
-MOST_HANDSHAKES: Final = 64
-"""Maximum connections that have not proved to have the token; each further one replaces the oldest."""
 
 _FLUSH_POLL_SECONDS: Final = 0.02
 
@@ -74,31 +71,21 @@ class ReplicaServer:
             release: name of the release that the engines serve, if they have one.
         """
         self._client = client
-        self._access = access
         self._contents = contents
         self._release = release
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(access, self._accept)
         self._open = 0
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections that shake hands, the oldest first."""
-        self._warnings = RareWarnings("galley.cluster")
         self.prefill_seconds = 0.0
         self._leaving = False
         self._callers: set[_Caller] = set()
 
-    async def listen(self, host: str, port: int) -> int:
+    def listen(self, host: str, port: int) -> int:
         """Accept connections from now on; return the port.
 
         Raises:
             OSError: the address cannot be bound.
         """
-        tls = self._access.as_replica
-        seconds = None if tls is None else HANDSHAKE_SECONDS
-        self._server = await asyncio.start_server(
-            self._accept, host, port, ssl=tls, ssl_handshake_timeout=seconds
-        )
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return self._listener.listen(host, port)
 
     def blocks_changed(self, blocks: Blocks) -> None:
         """Report a change of what the prefix cache holds to all servers."""
@@ -114,25 +101,26 @@ class ReplicaServer:
             async with asyncio.timeout(seconds):
                 while self._client.in_flight:  # noqa: ASYNC110 - aborts and results both count
                     await asyncio.sleep(_FLUSH_POLL_SECONDS)
+                await self._fetched()
+
+    async def _fetched(self) -> None:
+        """Wait until requests that were here have continued elsewhere: they may fetch blocks from here."""
+        if not any(one.offers for one in self._client.fleet.replicas):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FETCH_SECONDS):
+                while not all(one.released for one in self._callers):  # noqa: ASYNC110
+                    await asyncio.sleep(_FLUSH_POLL_SECONDS)
 
     async def close(self) -> None:
         """Accept no more connections, and end those that there are."""
-        if self._server is not None:
-            self._server.close()
+        self._listener.close()
         for caller in list(self._callers):
             await caller.channel.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        try:
-            channel = await self._greeted(reader, writer)
-        except (SettingsError, OSError, msgspec.DecodeError) as error:
-            self._warnings.add(f"{peer}: connection refused: {error or 'no answer in time'}")
-            writer.transport.abort()
-            return
+    async def _accept(self, channel: Channel, peer: str) -> None:
         if self._open >= MOST_CONNECTIONS:
             log.warning("%s: more than %d connections", peer, MOST_CONNECTIONS)
-            writer.transport.abort()
             return
         self._open += 1
         try:
@@ -141,25 +129,6 @@ class ReplicaServer:
             log.warning("%s: connection ended: %s", peer, error or "no answer in time")
         finally:
             self._open -= 1
-            writer.transport.abort()
-
-    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
-        """Shake hands. Whoever has no token cannot keep those who have one from doing so.
-
-        Raises:
-            SettingsError: the other side has another token or version.
-            OSError: the connection ended, or the other side did not answer in time.
-        """
-        if len(self._strangers) >= MOST_HANDSHAKES:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
-        self._strangers[writer] = None
-        try:
-            send_at_once(writer)
-            return await receive(reader, writer, self._access.token)
-        finally:
-            self._strangers.pop(writer, None)
 
     async def _serve(self, channel: Channel) -> None:
         caller = _Caller(channel, self._client, self._note)
@@ -195,12 +164,17 @@ class ReplicaServer:
 
 
 class _Caller:
-    """A server that is connected, and its requests."""
+    """A server that is connected, and its requests.
+
+    Attributes:
+        released: whether others continue the requests that it had here.
+    """
 
     def __init__(
         self, channel: Channel, client: EngineClient, note: Callable[[Timing], None]
     ) -> None:
         self.channel = channel
+        self.released = False
         self._note = note
         self._client = client
         self._streams: dict[str, OutputStream] = {}
@@ -228,6 +202,8 @@ class _Caller:
             self._run(self._load(frame.adapter))
         elif isinstance(frame, UnloadAdapter):
             self._client.unload_adapter(frame.adapter)
+        elif isinstance(frame, Released):
+            self.released = True
 
     async def beat(self) -> None:
         """Give signs of life while the engines work."""

@@ -85,12 +85,13 @@ def _judged(
             remedy=f"install driver {least} or later, or torch for an older CUDA",
             figures=figures,
         )
-    if wanted and executor == "gpu" and not has_triton():
+    if wanted and executor != "reference" and not has_triton():
+        named = executor == "gpu"
         return Finding(
             check="GPU",
-            level="problem",
+            level="problem" if named else "warning",
             found=f"{said}; torch for CUDA {cuda}, but Triton is not installed",
-            cost="executor gpu does not start",
+            cost="executor gpu does not start" if named else "models run many times slower",
             remedy=f"{pip_install('gpu')}, or --executor reference",
             figures=figures,
         )

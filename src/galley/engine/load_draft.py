@@ -89,6 +89,7 @@ def read_draft(
         max_model_len=None,
         experts="memory",
         expert_cache_bytes=None,
+        device=settings.device.partition(",")[0],
         tensor_parallel=1,
         tensor_parallel_cpus=(),
         tensor_parallel_rank=(),

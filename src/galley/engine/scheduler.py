@@ -22,6 +22,7 @@ import msgspec
 from galley.engine.batching import BatchGatherer
 from galley.engine.encoder_cache import EncoderCache, EncoderClaim
 from galley.engine.fair_share import FairShare
+from galley.engine.holdings import Holdings, Resource, worst
 from galley.engine.kv import KVCache
 from galley.engine.kv_tables import Claim
 from galley.engine.sequence import Sequence
@@ -84,11 +85,12 @@ class Scheduler:
         self._encoder_cache = encoder_cache
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self._capacity = kv.pool.total * BLOCK_TOKENS
         self.propose_drafts = propose_drafts
         self._gatherer = gatherer
         # A step that only decodes computes up to max_running tokens.
         self._fair = FairShare(priority_steps * max_running)
+        capacity = kv.pool.total * BLOCK_TOKENS
+        self._holdings = Holdings(self._fair, seats=max_running, tokens=capacity)
         self._waiting: dict[str, list[Sequence]] = {}  # tenant -> heap
         self._arrivals = 0
         self.running: list[Sequence] = []
@@ -165,7 +167,8 @@ class Scheduler:
     def may_admit(self) -> bool:
         """Whether a waiting sequence may get a seat in the next step, without or with a preemption."""
         heads = [waiting[0] for waiting in self._waiting.values()]
-        if self._fair.contended and any(map(self._within_share, heads)):
+        within = self._holdings.within_share
+        if self._fair.contended and any(within(head, self.running) for head in heads):
             return True
         return any(self._lack(sequence) is None for sequence in heads)
 
@@ -243,7 +246,7 @@ class Scheduler:
             if self._fair.contended:
                 planned = {id(work.sequence) for work in plan}
                 others = [s for s in self.running[1:] if id(s) not in planned]
-                victim = self._worst(others or [sequence])
+                victim = worst(others or [sequence], self.running)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -315,7 +318,8 @@ class Scheduler:
         heads = {tenant: waiting[0] for tenant, waiting in self._waiting.items()}
         if not self._fair.contended:
             return heads
-        return {tenant: s for tenant, s in heads.items() if self._within_share(s)} or heads
+        within = self._holdings.within_share
+        return {name: s for name, s in heads.items() if within(s, self.running)} or heads
 
     def _admit(self, sequence: Sequence, budget: int, encodes: bool) -> tuple[Work | None, int]:
         """Begin a waiting sequence if there is room; return its work in this step and the tokens it uses.
@@ -375,57 +379,21 @@ class Scheduler:
     def _reclaim(self) -> None:
         """Preempt tenants that exceed their share, for new sequences of tenants within theirs."""
         for newcomer in self._heads().values():
-            if not self._within_share(newcomer):
+            if not self._holdings.within_share(newcomer, self.running):
                 return
             while self.running and (lack := self._lack(newcomer)) is not None:
-                holds, capacity = lack
-                victim = self._worst(self.running, holds)
-                tenant = victim.request.tenant
-                left = self._held(tenant, holds) - holds(victim)
-                # A tenant never gives up so much that it could reclaim it, so nothing oscillates.
-                if left < self._fair.share(tenant) * capacity:
+                victim = worst(self.running, self.running, lack[0])
+                if not self._holdings.may_lose(victim, lack, self.running):
                     return
                 self._preempt(victim)
 
-    def _within_share(self, newcomer: Sequence) -> bool:
-        """Return whether the tenant has nothing yet, or would stay within its share of seats and blocks."""
-        tenant = newcomer.request.tenant
-        share = self._fair.share(tenant)
-        for holds, capacity in ((_seats, self._max_running), (_tokens, self._capacity)):
-            held = self._held(tenant, holds)
-            if held and held + holds(newcomer) > share * capacity:
-                return False
-        return True
-
-    def _held(self, tenant: str, holds: Callable[[Sequence], int]) -> int:
-        return sum(holds(s) for s in self.running if s.request.tenant == tenant)
-
-    def _lack(self, newcomer: Sequence) -> tuple[Callable[[Sequence], int], int] | None:
-        """Return the resource it lacks, as (amount that a sequence holds, capacity); None if nothing."""
+    def _lack(self, newcomer: Sequence) -> Resource | None:
+        """Return the resource that a waiting sequence lacks; None if nothing."""
         if not self._has_seat(newcomer):
-            return _seats, self._max_running
+            return self._holdings.seats
         encoder_claim = _NOTHING
         if newcomer.features is not None:
             encoder_claim = self._encoder_cache.claim(newcomer.features)
         if not self._kv.has_room(self._claim(newcomer), encoder_claim.fresh, encoder_claim.blocks):
-            return _tokens, self._capacity
+            return self._holdings.tokens
         return None
-
-    def _worst(
-        self, candidates: Tokens[Sequence], holds: Callable[[Sequence], int] | None = None
-    ) -> Sequence:
-        """Return the last in order of the tenant that holds the most in proportion to its weight."""
-        holds = holds or _tokens
-        held: dict[str, float] = {}
-        for sequence in self.running:
-            request = sequence.request
-            held[request.tenant] = held.get(request.tenant, 0.0) + holds(sequence) / request.weight
-        return max(candidates, key=lambda s: (held[s.request.tenant], s.order, s.number))
-
-
-def _seats(sequence: Sequence) -> int:
-    return sequence.task.seats
-
-
-def _tokens(sequence: Sequence) -> int:
-    return len(sequence.tokens)

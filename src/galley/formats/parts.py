@@ -72,6 +72,10 @@ class PartWeights(Weights):
         """Return the static scale of a matrix's inputs; see :class:`Weights`."""
         return self._weights.input_step(self._source(name))
 
+    def whole_rows(self, name: str) -> int:
+        """Return the rows of the tensor that this is a part of; see :class:`Weights`."""
+        return self._weights.whole_rows(self._source(name))
+
     def __getitem__(self, name: str) -> Weight:
         source = self._source(name)
         part = self._parts.get(name)

@@ -74,7 +74,7 @@ def resolve_model(
     """
     if not model or model in BUNDLED_MODELS:
         return _bundled(model)
-    path = _existing(model)
+    path = existing_path(model)
     if path is not None:
         return _local(model, path)
     if is_file_of_engine(Path(model)):
@@ -179,7 +179,7 @@ def resolve_config(model: str, *, revision: str = "main") -> Path:
     Raises:
         ModelNotFound: as for :func:`resolve_model`.
     """
-    path = _existing(model) if model else None
+    path = existing_path(model) if model else None
     if path is not None and path.is_file() and is_file_of_engine(path):
         raise ModelNotFound(
             f"{model} is a tensor model; serve it with galley serve, or give a checkpoint"
@@ -210,7 +210,8 @@ def _only_gguf(folder: Path) -> Path | None:
     return firsts[0] if firsts else None
 
 
-def _existing(model: str) -> Path | None:
+def existing_path(model: str) -> Path | None:
+    """Return the file or folder that a model's name is the path of; None if there is none."""
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None

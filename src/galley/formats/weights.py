@@ -320,6 +320,10 @@ class Weights(Mapping[str, Weight]):
         """Return the static scale of a matrix's inputs, without reading it; see :class:`IntWeight`."""
         return 0.0
 
+    def whole_rows(self, name: str) -> int:
+        """Return the rows of a tensor; of a part of one that is divided, those of all parts together."""
+        return self.info(name).shape[0]
+
     def __contains__(self, name: object) -> bool:
         """Return whether there is a tensor of that name, without reading it as Mapping's default does."""
         try:

@@ -146,6 +146,7 @@ class Call:
             model=self.model,
             outcome=outcome,
             waits=waits,
+            paced=caller.streams,
             question=question,
         )
         streams = await responses.submit(lookup, mode)
@@ -262,7 +263,7 @@ class Call:
         """Count the tokens of all prompts of the request."""
         self.served.metrics.prompts_taken(tokens)
         self._count("prompt", tokens)
-        self._spend(tokens)
+        self._spend(tokens, time.monotonic())
 
     def sequence_begun(self, stream: "CallStream") -> None:
         """Record that a sequence has its first token."""
@@ -356,22 +357,25 @@ class Call:
         self._open.update(counted)
         return counted
 
-    def _delivered(self, tokens: int) -> None:
+    def _delivered(self, tokens: int, now: float) -> None:
+        """Count tokens that arrived ``now``, in seconds on the monotonic clock."""
         self.generated += tokens
         total, tenants = self._generated
         total.inc(tokens)
         self.caller.account.count(tenants, tokens)
-        self._spend(tokens)
+        self._spend(tokens, now)
 
     def _count(self, kind: TokenKind, tokens: int) -> None:
         counter = self._tenants.counter(self.caller.tenant.name, kind)
         self.caller.account.count(counter, tokens)
 
-    def _spend(self, tokens: int) -> None:
-        beyond = self._spent + tokens - max(self._spent, self._reserved)
+    def _spend(self, tokens: int, now: float) -> None:
+        before = max(self._spent, self._reserved)
         self._spent += tokens
-        self.caller.account.spend(max(0, beyond))
-        self.caller.account.use(tokens)
+        account = self.caller.account
+        if self._spent > before:
+            account.spend(self._spent - before)
+        account.use(tokens, now)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class CallStream:
                 self._inter_token.observe(now - self._latest)
             self._latest = now
             self.tokens += count
-            self._call._delivered(count)
+            self._call._delivered(count, now)
         if output.timing is not None:
             self.timing = output.timing
         if output.finish_reason is not None:

@@ -36,6 +36,7 @@ class Caller:
         adapter: the LoRA adapter that the request names, once its model is found.
         keep_seconds: how long the request's prefix stays cached while others are evicted first.
         directives: what the request says about caching.
+        streams: whether the answer is sent as it arrives; a whole one comes at once if it is stored.
         cached: what the response cache did; None: it was not involved.
         headers: headers of the response.
         flow: requests of a tenant's different flows share the model like tenants.
@@ -57,6 +58,7 @@ class Caller:
     derived: Derived | None = None
     keep_seconds: float = 0.0
     directives: Directives = NO_DIRECTIVES
+    streams: bool = True
     cached: Outcome | None = None
     headers: dict[str, str] = field(default_factory=dict)
     flow: str = ""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from galley.formats.gguf_file import is_gguf
-from galley.formats.source import BUNDLED
+from galley.formats.source import BUNDLED, existing_path
 from galley.settings.engine_choice import is_file_of_engine
 
 
@@ -11,6 +11,7 @@ def default_name(model: str) -> str:
     """Return a folder's name, a file's name without its extension, or a hub id as it is."""
     if not model:
         return BUNDLED
-    if is_gguf(Path(model)) or is_file_of_engine(Path(model)):
+    path = existing_path(model)
+    if is_file_of_engine(Path(model)) or (path is not None and is_gguf(path)):
         return Path(model).stem
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    return path.resolve().name if path is not None and path.is_dir() else model

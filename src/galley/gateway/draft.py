@@ -79,10 +79,10 @@ class Draft(Account):
         else:
             self._charged += tokens
 
-    def use(self, tokens: int) -> None:
+    def use(self, tokens: int, now: float | None = None) -> None:
         """Implement :meth:`Account.use`."""
         if self._accepted:
-            self._account.use(tokens)
+            self._account.use(tokens, now)
         else:
             self._used += tokens
 

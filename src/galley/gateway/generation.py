@@ -4,8 +4,6 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, Self
 
@@ -41,8 +39,7 @@ class Usage(NamedTuple):
     reasoning: int | None = None
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """New output of one choice.
 
     Attributes:
@@ -145,7 +142,7 @@ class Generation:
         call.prompts_taken(sum(lengths))
         return cls(call, choices, lengths, call.recorded(prompts, params, cache_salt))
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the output of the choices as it arrives, until all have finished.
 
         Raises:
@@ -153,9 +150,9 @@ class Generation:
             EngineError: the engine gave up a sequence.
             Draining: the server stopped before the end.
         """
-        async with aclosing(_merged([choice.pieces() for choice in self._choices])) as pieces:
-            async for piece in pieces:
-                yield piece
+        sources = [choice.pieces() for choice in self._choices]
+        # A generator around another one costs time for every token.
+        return sources[0] if len(sources) == 1 else _merged(sources)
 
     @property
     def choices(self) -> int:
@@ -342,10 +339,6 @@ def _choice(
 
 async def _merged(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
     """Yield the pieces of all ``sources`` as they arrive; the first error ends it."""
-    if len(sources) == 1:
-        async for piece in sources[0]:
-            yield piece
-        return
     # Bounded, so that chunks do not pile up while a slow reader handles one.
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=2 * len(sources))
 

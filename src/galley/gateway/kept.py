@@ -7,6 +7,9 @@ from typing import Final
 _LEAST_SECONDS: Final = 1.0
 """A model stays loaded for at least as long, so that the request that loaded it can start."""
 
+_MOST_SECONDS: Final = 100 * 366 * 86_400.0
+"""A longer time is for ever: a date to which it is added might be beyond any calendar."""
+
 
 class Kept:
     """The time for which a model without requests stays loaded."""
@@ -47,7 +50,7 @@ class Kept:
 
     def expires_at(self, *, busy: bool) -> int | None:
         """Return the Unix time at which the model will be unloaded if it stays unused; None: never."""
-        if not 0 <= self._seconds < math.inf:
+        if not 0 <= self._seconds <= _MOST_SECONDS:
             return None
         return int(time.time() - (0.0 if busy else self._unused) + self._seconds)
 

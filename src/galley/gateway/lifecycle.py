@@ -27,6 +27,16 @@ class Lifecycle:
         """The current state."""
         return "draining" if self._draining.is_set() else self._engine_state()
 
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are not answered."""
+        return self._in_flight
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the server stops."""
+        return self._draining.is_set()
+
     def drain(self) -> None:
         """Refuse new requests from now on."""
         self._draining.set()

@@ -44,6 +44,9 @@ OnModelPhase = Callable[[str, str, float], None]
 OnModelLedger = Callable[[str, Ledger], None]
 """Called with a model's name and its memory plan, before its weights are loaded."""
 
+_STORED_SECONDS: Final = 0.05
+"""Interval at which :meth:`Registry.stored` looks."""
+
 _WORST_FIRST: Final[tuple[EngineState, ...]] = (
     "failed",
     "closed",
@@ -219,6 +222,16 @@ class Registry(ModelNames):
             if await model.reload(only_if_changed=only_if_changed, settings=settings or {})
         ]
 
+    @property
+    def stores(self) -> bool:
+        """Whether an engine is still writing files for its next start, such as packed weights."""
+        return any(model.stores for model in self)
+
+    async def stored(self) -> None:
+        """Wait until the engines have written the files for their next start."""
+        while self.stores:  # noqa: ASYNC110 (an engine sets no event)
+            await asyncio.sleep(_STORED_SECONDS)
+
     async def close(self) -> None:
         """End the engine processes. Idempotent."""
         await self._on_request.close()
@@ -345,7 +358,9 @@ class Registry(ModelNames):
         fitting = [m for m in served if task is None or m.tasks is None or task in m.tasks]
         if not fitting:
             return
-        *others, best = sorted(fitting, key=lambda model: _WORST_FIRST.index(model.state))
+        if len(fitting) > 1:
+            fitting.sort(key=lambda model: _WORST_FIRST.index(model.state))
+        *others, best = fitting
         for model in others:
             with suppress(GalleyError):
                 model.check(task, caller)

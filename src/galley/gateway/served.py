@@ -181,6 +181,12 @@ class ServedModel:
         return self._backend is not None
 
     @property
+    def stores(self) -> bool:
+        """Whether an engine of the model is still writing files for its next start."""
+        replicas = () if self._backend is None else self._backend.engine.replicas
+        return any(replica.stores and replica.state == "ready" for replica in replicas)
+
+    @property
     def busy(self) -> bool:
         """Whether the model has requests or is being reloaded; False if it is not loaded."""
         backend = self._backend

@@ -127,9 +127,9 @@ class Account:
         if self.tokens is not None and tokens:
             self.tokens.spend(tokens, self._clock())
 
-    def use(self, tokens: int) -> None:
-        """Count tokens of the last minute."""
-        self.recent_tokens.add(tokens)
+    def use(self, tokens: int, now: float | None = None) -> None:
+        """Count tokens of the last minute; ``now``: monotonic seconds, if the caller has read the clock."""
+        self.recent_tokens.add(tokens, now)
 
     def count(self, counter: Countable, amount: float) -> None:
         """Count usage in one of the tenant's metrics."""

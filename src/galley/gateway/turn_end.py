@@ -2,8 +2,8 @@
 
 The model reads the conversation up to the last word that was said, without what ends a message in its
 chat template. How likely it thinks that end is the probability that the turn is over: a model that was
-trained on whole conversations knows how people's sentences end. The prompt is a prefix of the one that
-will be answered, so its keys and values are in the prefix cache when the answer begins.
+trained on whole conversations knows how people's sentences end. Where the prompt is a prefix of the one
+that will be answered, its keys and values are in the prefix cache when the answer begins.
 """
 
 import math

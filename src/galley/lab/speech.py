@@ -78,10 +78,11 @@ def recordings(lab: Lab) -> list[Spoken]:
 
 @contextmanager
 def transcriber(lab: Lab) -> Iterator["Transcriber"]:
-    """Load the speech model of ``--speech-model``."""
+    """Load the speech model of ``--speech-model``, which encodes a repeated recording each time anew."""
     from galley.speech.transcribe import Transcriber
 
-    with Transcriber(lab.speech_model, threads=lab.settings.threads) as one:
+    # With the prefix cache, outputs of encoders are kept, so repeats would measure the decoder alone.
+    with Transcriber(lab.speech_model, threads=lab.settings.threads, prefix_cache=False) as one:
         yield one
 
 

@@ -165,5 +165,5 @@ def _read(kind: type[Frame]) -> "Generator[int, bytes | bytearray, Frame]":
         raise BadFrame("the other side is not Galley: its first frame is too large")
     try:
         return msgspec.msgpack.decode((yield length), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadFrame("the other side is not Galley") from error

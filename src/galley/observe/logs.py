@@ -11,6 +11,9 @@ from galley.settings.config import LOG_FORMAT
 FORMAT_VARIABLE: Final = "GALLEY_LOG_FORMAT"
 """Environment variable with the log format, for engine processes, which write to the same log."""
 
+_BREAKS: Final = frozenset(' "=')
+"""Characters with which a value would not be one word of a line."""
+
 
 class TextLines(logging.Formatter):
     """Formats each record as a line for people.
@@ -60,6 +63,10 @@ def start(form: str, level: str = "warning") -> None:
         form: "text" or "json".
         level: the least severe level that is written.
     """
+    # Neither format shows the place in the source, the thread or the process of a record, and to find them
+    # takes time for each record (see "Optimization" in the documentation of logging).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -93,7 +100,7 @@ def quoted(value: object) -> str:
     """Return a value as one word of a line, quoted as in JSON if it would not be a single word."""
     if not isinstance(value, str):
         return json.dumps(value)
-    simple = value.isprintable() and not any(c in value for c in ' "=')
+    simple = value.isprintable() and _BREAKS.isdisjoint(value)
     return value if simple else json.dumps(value, ensure_ascii=False)
 
 

@@ -50,18 +50,16 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._requests = Counter(
-            "galley_requests",
-            "HTTP requests answered, by route and status",
-            ["endpoint", "status"],
-            registry=self._registry,
+        self._requests = SumFamily(
+            "galley_requests", "HTTP requests answered, by route and status", ["endpoint", "status"]
         )
-        self._outcomes = Counter(
+        self._outcomes = SumFamily(
             "galley_request_outcomes",
             "HTTP requests answered, by route and outcome",
             ["endpoint", "outcome"],
-            registry=self._registry,
         )
+        self._registry.register(self._requests)
+        self._registry.register(self._outcomes)
         self.tenants = TenantMetrics(self._registry)
         self._families = _Families(self._registry)
         self._responses = ResponseFamilies(self._registry, price_per_hour)
@@ -236,9 +234,12 @@ class _Families:
             registry.register(family)
             return family
 
-        self.finished = counter(
-            "galley_finished_sequences", "Sequences ended, by reason", "endpoint", "finish_reason"
+        self.finished = SumFamily(
+            "galley_finished_sequences",
+            "Sequences ended, by reason",
+            ["model", "endpoint", "finish_reason"],
         )
+        registry.register(self.finished)
         self.prompt_tokens = counter("galley_prompt_tokens", "Prompt tokens of requests")
         self.cached_tokens = counter(
             "galley_cached_prompt_tokens", "Prompt tokens served from the prefix cache"

@@ -5,18 +5,19 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
 
-from galley.errors import DISTRIBUTION, SettingsError, pip_install
+from galley.errors import DISTRIBUTION, SettingsError, UnsupportedModel, pip_install
+from galley.graph.program import Program
 from galley.ops.executor import ExecutorFactory
 
 log = logging.getLogger("galley.ops")
 
 
 class Entry(NamedTuple):
-    """The module and name of an executor, the package that it needs, and how to install that package."""
+    """The module and name of an executor, the packages that it needs, and how to install these."""
 
     module: str
     attribute: str
-    needs: str
+    needs: tuple[str, ...]
     remedy: str
 
 
@@ -24,11 +25,15 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
     "cpu": Entry(
         "galley.ops.cpu",
         "CpuExecutor",
-        "galley._native",
+        ("galley._native",),
         f"install {DISTRIBUTION} from a wheel for this machine, or from source with a C++17 compiler",
     ),
-    "gpu": Entry("galley.ops.triton.executor", "TritonExecutor", "triton", pip_install("gpu")),
-    "reference": Entry("galley.ops.reference", "ReferenceExecutor", "torch", pip_install("torch")),
+    "gpu": Entry(
+        "galley.ops.triton.executor", "TritonExecutor", ("torch", "triton"), pip_install("gpu")
+    ),
+    "reference": Entry(
+        "galley.ops.reference", "ReferenceExecutor", ("torch",), pip_install("torch")
+    ),
 }
 """Executors by name. A module is imported only when its executor is requested."""
 
@@ -42,13 +47,13 @@ def executor_factory(name: str) -> ExecutorFactory:
     if name not in EXECUTORS:
         raise SettingsError(f"unknown executor {name!r}; executors: {', '.join(EXECUTORS)}")
     entry = EXECUTORS[name]
-    try:
-        importlib.import_module(entry.needs)
-    except ImportError as error:
-        raise SettingsError(
-            f"executor {name!r} needs {entry.needs}, which cannot be imported ({error}); "
-            f"{entry.remedy}"
-        ) from error
+    for needed in entry.needs:
+        try:
+            importlib.import_module(needed)
+        except ImportError as error:
+            raise SettingsError(
+                f"executor {name!r} needs {needed}, which cannot be imported ({error}); {entry.remedy}"
+            ) from error
     loaded: Any = importlib.import_module(entry.module)
     return cast(ExecutorFactory, getattr(loaded, entry.attribute))
 
@@ -56,23 +61,49 @@ def executor_factory(name: str) -> ExecutorFactory:
 def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
     """Return the name and factory of the named executor, or with "auto" of the best for ``device``.
 
-    If the native executor is not available, "auto" warns and chooses the reference executor.
+    If the fastest executor for the device is not available, "auto" warns and chooses the reference
+    executor.
 
     Raises:
         SettingsError: the named executor is not available, or none runs on ``device``.
     """
     if name != "auto":
         return name, executor_factory(name)
-    if device != "cpu":
-        return "reference", executor_factory("reference")
+    best = {"cpu": "cpu", "cuda": "gpu"}.get(device.partition(":")[0], "reference")
     try:
-        return "cpu", executor_factory("cpu")
-    except SettingsError as native:
+        return best, executor_factory(best)
+    except SettingsError as missing:
+        if best == "reference":
+            raise
         try:
             factory = executor_factory("reference")
         except SettingsError as reference:
-            raise SettingsError(f"no executor can run here. {native}. Or {reference}") from native
+            raise SettingsError(f"no executor can run here. {missing}. Or {reference}") from missing
         log.warning(
-            "%s. Using the reference executor until then, which is many times slower", native
+            "%s. Using the reference executor until then, which is many times slower", missing
         )
         return "reference", factory
+
+
+def executor_of(
+    program: Program, wanted: str, chosen: tuple[str, ExecutorFactory]
+) -> tuple[str, ExecutorFactory]:
+    """Return the name and factory that :func:`choose_executor` chose, if that executor has all kernels.
+
+    If "auto" chose one that does not, warn and return the reference executor.
+
+    Args:
+        program: the program to run.
+        wanted: the executor in the settings.
+        chosen: the result of :func:`choose_executor`.
+    """
+    if wanted != "auto" or chosen[0] != "gpu":
+        return chosen
+    from galley.ops.triton.supported import check_program
+
+    try:
+        check_program(program)
+    except UnsupportedModel as error:
+        log.warning("%s. Using the reference executor, which is many times slower", error)
+        return "reference", executor_factory("reference")
+    return chosen

@@ -191,8 +191,12 @@ class FollowingExecutor(Protocol):
             sampling: as in :meth:`Executor.submit`.
 
         Returns:
-            The submitted step; None if the tokens of ``step`` are drawn on the host, and so not known yet.
+            The submitted step; None if it must not be followed, see :meth:`may_follow`.
         """
+        ...
+
+    def may_follow(self, step: "Submitted") -> bool:
+        """Return whether a step may follow this one: not if its tokens are drawn on the host, later."""
         ...
 
 
@@ -313,6 +317,7 @@ class ExecutorOptions:
             there are. Packed weights are kept by rank.
         communicator: through which they exchange rows; the executor knows its type. Without one, the
             executor has the whole model, whatever ``ranks`` is.
+        meeting: descriptor of a file in memory through which ranks on devices find each other; -1: none.
         pause: called often while a program runs, between two ops; it may block, to leave the cores to
             other work.
     """
@@ -334,6 +339,7 @@ class ExecutorOptions:
     rank: int = 0
     ranks: int = 1
     communicator: object | None = None
+    meeting: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,6 +381,19 @@ class ExecutorMemory:
     def buffers(self, rows: int, wanted: int) -> int:
         """Return the bytes of working memory for steps of up to ``rows`` rows, ``wanted`` with logits."""
         return max(self.row * rows, self.encoder) + self.logits * wanted + self.scratch
+
+
+@runtime_checkable
+class DeviceChecking(Protocol):
+    """The further method of the factory of an executor whose ranks each need a device of their own."""
+
+    def check_devices(self, names: Sequence[str]) -> None:
+        """Check that the devices of all ranks can compute a model together.
+
+        Raises:
+            SettingsError: there are too few, or they differ.
+        """
+        ...
 
 
 class ExecutorFactory(Protocol):

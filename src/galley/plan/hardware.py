@@ -59,7 +59,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             gpu: whether executor "gpu" has kernels for the model.
 
         Returns:
-            None if there is none, or none that divides a model among several accelerators.
+            None if there is none, or it has not run on several accelerators of one machine yet.
         """
         if self.count > 1:
             return None
@@ -106,7 +106,9 @@ def read_machines(path: Path = TABLE) -> list[Machine]:
         machines = msgspec.convert(
             yaml.safe_load(path.read_text(encoding="utf-8")), list[Machine], strict=True
         )
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except RecursionError as error:
+        raise SettingsError(f"hardware table {path} nests lists or mappings too deeply") from error
+    except (OSError, ValueError, yaml.YAMLError, msgspec.ValidationError) as error:
         raise SettingsError(f"hardware table {path}: {error}") from error
     names = [machine.name for machine in machines]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -71,6 +71,11 @@ class Prediction:
         """The executor of Galley that runs the model there today; None if there is none."""
         return self.machine.executor(gpu=self.sizes.gpu_kernels)
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether an executor of Galley comes near these figures; the reference executor is far slower."""
+        return self.executor not in (None, "reference")
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:

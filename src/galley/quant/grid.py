@@ -15,6 +15,9 @@ _RATIOS: Final = (1.0, 0.975, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.75, 0
 """Fractions of a group's range that the clip search tries; 1.0 clips nothing."""
 
 _CHUNK_VALUES: Final = 1 << 20
+_SEARCHED_VALUES: Final = 1 << 17
+"""Values that the clip search takes at once: in a core's cache, where it reads them many times."""
+
 _ZERO_POINT_BITS: Final = 7
 """Significant bits of a scale with zero points: float16 has 11, a zero point has 4."""
 
@@ -79,17 +82,29 @@ def fit(grouped: Floats, scheme: Scheme, ratio: float = 1.0) -> Grid:
     A symmetric 4-bit scale has the sign that maps the value of largest magnitude to -8, as the range has
     one more step on that side.
     """
+    return _grid_of(_extremes(grouped, scheme), scheme, ratio)
+
+
+def _extremes(grouped: Floats, scheme: Scheme) -> Floats:
+    """Return what groups' grids depend on: [outputs, groups], or least and greatest values, stacked."""
     if not scheme.symmetric:
-        low = np.minimum(grouped.min(axis=2), 0) * ratio
-        high = np.maximum(grouped.max(axis=2), 0) * ratio
+        return np.stack([np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)])
+    size = np.abs(grouped)
+    if scheme.bits == 8:
+        largest: Floats = size.max(axis=2)
+        return largest
+    at = size.argmax(axis=2)[:, :, None]
+    return np.take_along_axis(grouped, at, axis=2)[:, :, 0]
+
+
+def _grid_of(extremes: Floats, scheme: Scheme, ratio: float) -> Grid:
+    """Return the grid for ``ratio`` of the range of groups with these :func:`_extremes`."""
+    if not scheme.symmetric:
+        low, high = extremes * ratio
         scales = scheme.as_scales(((high - low) / 15).astype(np.float32))
         return Grid(scales, np.clip(np.rint(-low * inverse(scales)), 0, 15).astype(np.float32))
-    if scheme.bits == 8:
-        scales = scheme.as_scales(np.abs(grouped).max(axis=2) * np.float32(ratio / 127))
-    else:
-        at = np.abs(grouped).argmax(axis=2)[:, :, None]
-        extreme = np.take_along_axis(grouped, at, axis=2)[:, :, 0]
-        scales = scheme.as_scales(extreme * np.float32(-ratio / INT4_MIDDLE))
+    step = ratio / 127 if scheme.bits == 8 else -ratio / INT4_MIDDLE
+    scales = scheme.as_scales(extremes * np.float32(step))
     return Grid(scales, np.full_like(scales, scheme.middle))
 
 
@@ -101,24 +116,51 @@ def search(grouped: Floats, scheme: Scheme, importance: Floats | None = None) ->
         scheme: quantization scheme.
         importance: [groups, columns] weights of the errors; None: equal weights.
     """
-    best = fit(grouped, scheme)
+    rows = max(1, _SEARCHED_VALUES // (grouped.shape[1] * grouped.shape[2]))
+    parts = [
+        _searched(grouped[first : first + rows], scheme, importance)
+        for first in range(0, len(grouped), rows)
+    ]
+    return Grid(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _searched(grouped: Floats, scheme: Scheme, importance: Floats | None) -> Grid:
+    """Search as :func:`search` does, for outputs whose values fit a core's cache."""
+    extremes = _extremes(grouped, scheme)
+    best = _grid_of(extremes, scheme, 1.0)
     least = np.full(best.scales.shape, np.inf, dtype=np.float32)
+    missed = np.empty_like(grouped)
     for ratio in _RATIOS:
-        tried = fit(grouped, scheme, ratio)
-        error = np.square(values(steps(grouped, tried, scheme), tried) - grouped)
-        total = (error if importance is None else error * importance).sum(axis=2)
+        tried = _grid_of(extremes, scheme, ratio)
+        steps(grouped, tried, scheme, out=missed)
+        missed -= tried.zeros[:, :, None]
+        missed *= tried.scales[:, :, None]
+        missed -= grouped
+        np.square(missed, out=missed)
+        if importance is not None:
+            missed *= importance
+        total = missed.sum(axis=2)
         better = total < least
         least = np.where(better, total, least)
         best = Grid(*(np.where(better, new, old) for new, old in zip(tried, best, strict=True)))
     return best
 
 
-def steps(grouped: Floats, grid: Grid, scheme: Scheme) -> Floats:
-    """Return the nearest integers, as floats; ``grouped`` is [outputs, groups, columns]."""
+def steps(grouped: Floats, grid: Grid, scheme: Scheme, out: Floats | None = None) -> Floats:
+    """Return the nearest integers, as floats.
+
+    Args:
+        grouped: [outputs, groups, columns].
+        grid: grid of the integers.
+        scheme: quantization scheme.
+        out: array for the result; None: a new one.
+    """
     low, high = scheme.levels
-    found = np.rint(grouped * inverse(grid.scales)[:, :, None]) + grid.zeros[:, :, None]
-    clipped: Floats = np.clip(found, low, high)
-    return clipped
+    found: Floats = np.multiply(grouped, inverse(grid.scales)[:, :, None], out=out)
+    np.rint(found, out=found)
+    found += grid.zeros[:, :, None]
+    np.clip(found, low, high, out=found)
+    return found
 
 
 def values(integers: Floats, grid: Grid) -> Floats:

@@ -39,10 +39,12 @@ NOT_NAMES: Final = frozenset(
         "march april may june july august september october november december english spanish french "
         "german american british mastercard visa amex paypal google amazon microsoft apple customer "
         "support service team good morning afternoon evening you your my our we they it this that "
-        "there here what how when where can could would will just let not very sorry sure calling "
+        "there here what how when where can cannot could would will just let not very sorry sure calling "
+        "see "
         "speaking street avenue road lane drive inc llc ltd corp company bank"
     )
 )
+CONTRACTIONS: Final = ("n't", "'ve", "'re", "'ll", "'d", "'m")
 PARTICLES: Final = frozenset(words("de da van von der den la le bin al o di del st mc ter ten dos"))
 
 PLACES: Final = frozenset(
@@ -90,10 +92,13 @@ NO_PERSON: Final = frozenset(
         "theater stadium center centre institute foundation award prize company group inc llc ltd "
         "corp corporation plc gmbh brothers sons partners associates holdings industries systems "
         "motors airlines insurance financial investments stores club bridge river lake valley hills "
-        "island beach house hall tower building day effect law act test limited sons court gardens"
+        "island islands beach house hall tower building day effect law act test limited sons court "
+        "gardens bancorp capital fund index trust ag sa nv se emirates"
     )
 )
 """Last words of places and firms, of which many are named after people."""
+FIRM_FORMS: Final = frozenset(words("plc gmbh"))
+"""Those that may be in lower case."""
 STATES: Final = frozenset(
     words(
         "AL AK AZ AR CA CO CT DE DC FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ "
@@ -106,7 +111,7 @@ WHERE: Final = frozenset(
 """What comes before a town more often than before a person, unless a phrase announces a name."""
 DOES: Final = frozenset(
     words(
-        "is was has had said says told asked called calls wants wanted will would did does began "
+        "is was were has had said says told asked called calls wants wanted will would did does began "
         "wrote writes came went gave sent took lives lived works worked"
     )
 )

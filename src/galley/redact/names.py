@@ -12,9 +12,11 @@ from typing import Final, NamedTuple
 from galley.redact.name_tables import (
     AFTER,
     BEFORE,
+    CONTRACTIONS,
     DETERMINERS,
     DOES,
     ENDS,
+    FIRM_FORMS,
     NO_PERSON,
     NOT_NAMES,
     OF_PLACES,
@@ -136,8 +138,8 @@ def _listed(tokens: Sequence[Token], at: int) -> int | None:
         return None
     if _phrases(tokens, at) & WEAK:
         return None
-    following = tokens[at + 1].word if at + 1 < len(tokens) else ""
-    return at if following in DOES or not _begins_sentence(tokens, at) else None
+    is_name = word in known.last or not _begins_sentence(tokens, at) or _acts(tokens, at)
+    return at if is_name else None
 
 
 def _joined(tokens: Sequence[Token], at: int) -> int | None:
@@ -267,7 +269,8 @@ def _is_other(tokens: Sequence[Token], at: int, last: int) -> bool:
     if last > at and tokens[last].word in NO_PERSON:
         return True
     following = [token.text for token in tokens[last + 1 : last + 3]]
-    if following and following[0].lower() in NO_PERSON and following[0][0].isupper():
+    name = following[0] if following else ""
+    if name.lower() in NO_PERSON and (name[0].isupper() or name in FIRM_FORMS):
         return True
     state = (
         following[:1] == [","]
@@ -286,6 +289,14 @@ def _is_place(tokens: Sequence[Token], at: int) -> bool:
     return before in WHERE or _bare(tokens[at]).endswith(TOWNS)
 
 
+def _acts(tokens: Sequence[Token], at: int) -> bool:
+    """Return whether something follows that people do, or "and" with another capitalized word."""
+    following = [token.word for token in tokens[at + 1 : at + 2]]
+    if following == ["and"]:
+        return at + 2 < len(tokens) and _capital(tokens[at + 2])
+    return bool(DOES.intersection(following))
+
+
 def _begins_sentence(tokens: Sequence[Token], at: int) -> bool:
     return at == 0 or tokens[at - 1].text in ENDS
 
@@ -296,8 +307,16 @@ def _bare(token: Token) -> str:
 
 def _capital(token: Token) -> bool:
     """Return whether a token may begin a name; an initial alone may not."""
-    return len(token.text) > 1 and _is_capitalized(token) and token.word not in NOT_NAMES
+    word = token.word
+    other = word in NOT_NAMES or word.endswith(CONTRACTIONS)
+    return len(word) > 1 and _is_capitalized(token) and not other
 
 
 def _is_capitalized(token: Token) -> bool:
-    return token.text[0].isupper() and (len(token.text) == 1 or not token.text.isupper())
+    return token.text[0].isupper() and (len(token.text) == 1 or not _is_abbreviation(token.text))
+
+
+def _is_abbreviation(text: str) -> bool:
+    """Return whether a word is in capitals, perhaps in the plural: "CEO", "CEOs"."""
+    singular = text.removesuffix("s")
+    return text.isupper() or (len(singular) > 1 and singular.isupper())

@@ -81,7 +81,8 @@ def cards(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
     """Yield card numbers, and verification codes where words say that they are."""
     for run in runs(tokens):
         cue = cue_before(tokens, run.pieces[0].first)
-        yield from _checked(run, tokens, 12, 19, is_card, "card")
+        for reading in run.readings():
+            yield from _checked(reading, tokens, 12, 19, is_card, "card")
         if cue == "card":
             yield from _whole(run, tokens, 12, "card")
         if cue_before(tokens, run.pieces[0].first, _CODE_REACH) == "code":
@@ -91,7 +92,8 @@ def cards(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
 def bank_accounts(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
     """Yield account numbers with a valid check, and others where words say that they are."""
     for run in runs(tokens, letters=True):
-        yield from _checked(run, tokens, 15, 34, is_iban, "bank_account")
+        for reading in run.readings():
+            yield from _checked(reading, tokens, 15, 34, is_iban, "bank_account")
     for run in runs(tokens):
         if cue_before(tokens, run.pieces[0].first) == "account":
             yield from _whole(run, tokens, 6, "bank_account")

@@ -58,11 +58,16 @@ class Token(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Digits or letters spelled by the tokens ``first`` to ``last`` (inclusive)."""
+    """Digits or letters spelled by the tokens ``first`` to ``last`` (inclusive).
+
+    Attributes:
+        tens: whether it is a word such as "thirty", which may lack its unit.
+    """
 
     chars: str
     first: int
     last: int
+    tens: bool = False
 
 
 @dataclass
@@ -70,6 +75,27 @@ class Run:
     """Consecutive pieces that may spell one number, in the order of the text."""
 
     pieces: list[Piece] = field(default_factory=list)
+
+    def readings(self) -> "Iterator[Run]":
+        """Yield the run, and another reading if something stands between the words of one number.
+
+        In "thirty, go ahead, nine" the digits may be 30 and 9, or 39.
+        """
+        yield self
+        pieces: list[Piece] = []
+        for piece in self.pieces:
+            before = pieces[-1] if pieces else None
+            if (
+                before is not None
+                and before.tens
+                and len(piece.chars) == 1
+                and piece.chars in "123456789"
+            ):
+                pieces[-1] = Piece(before.chars[0] + piece.chars, before.first, piece.last)
+            else:
+                pieces.append(piece)
+        if len(pieces) < len(self.pieces):
+            yield Run(pieces)
 
     def stretches(self, least: int, most: int) -> Iterator[tuple[str, int, int]]:
         """Yield (characters, first piece, last piece) of each part of ``least`` to ``most`` characters.
@@ -134,7 +160,7 @@ def _piece(tokens: Sequence[Token], at: int, run: Run, *, letters: bool) -> Piec
         unit = _UNITS.get(tokens[following].word, "0") if following < len(tokens) else "0"
         if unit != "0":
             return Piece(f"{_TENS[word]}{unit}", at, following)
-        return Piece(f"{_TENS[word]}0", at, at)
+        return Piece(f"{_TENS[word]}0", at, at, tens=True)
     if chars := _UNITS.get(word) or _TEENS.get(word):
         return Piece(chars, at, at)
     if word in _SCALES and run.pieces and run.pieces[-1].last == at - 1:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.observe.audit import AuditLog
@@ -17,6 +17,7 @@ from galley.observe.metrics import Metrics
 from galley.observe.tracing import Finished, Trace, Tracing
 from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import CLIENT_GONE, RESPONSE_STARTS, error_response
+from galley.protocols.http.header_values import header_values, set_headers
 from galley.server.drain import PROBES
 
 log = logging.getLogger("galley.access")
@@ -93,7 +94,7 @@ class AccessLog:
             nonlocal status
             if message["type"] in RESPONSE_STARTS:
                 status = message.get("status", _SWITCHING_PROTOCOLS)
-                MutableHeaders(scope=message).update({"X-Request-Id": shown_id, **headers})
+                set_headers(message, {"X-Request-Id": shown_id, **headers})
             await send(message)
 
         try:
@@ -186,7 +187,7 @@ class AccessLog:
 
 def _given_id(scope: Scope) -> str | None:
     """Return the id that the client gave the request, if it can be logged as it is."""
-    given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    given = header_values(scope).get(REQUEST_ID_HEADER, "")
     return given if _REQUEST_ID.fullmatch(given) else None
 
 

@@ -59,10 +59,10 @@ class Served(Protocol):
 
 PROTOCOLS: tuple[Served, ...] = (
     *(chat, completions, responses, anthropic, ollama, ollama_create, ollama_embed),
-    *(embeddings, audio, speech, realtime, models, tokens),
-    *(oip, oip_repository, oip_generate, kserve, health),
+    *(embeddings, audio, speech, realtime, kserve, models, tokens),
+    *(oip, oip_repository, oip_generate, health),
 )
-"""Modules of routes for users of the models."""
+"""Modules of routes for users of the models. Of two routes for a path, the first one answers."""
 
 
 def create_app(

@@ -27,6 +27,10 @@ _LINES: Final = re.compile(rb"(?:[\w!#$%&'*+.^`|~-]+: [\t\x20-\x7e\x80-\xff]*\r\
 """Header lines (RFC 9110, section 5.5). A value with a line end would add headers, or a response."""
 
 
+_READ_BYTES: Final = 256 << 10
+"""The most bytes that a connection reads at a time."""
+
+
 class AppHost:
     """Runs an ASGI app for all connections, and writes the heads of responses.
 
@@ -34,6 +38,7 @@ class AppHost:
         app: the app.
         websockets: whether it gets WebSockets; they need the package ``websockets``.
         max_message_bytes: size of the largest message that a WebSocket accepts.
+        read_buffer: where connections read, one after another.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class AppHost:
         self.app = app
         self.websockets = _installed("websockets")
         self.max_message_bytes = max_message_bytes
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
         self._headers = b"".join(f"{name.lower()}: {value}\r\n".encode() for name, value in headers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._second = 0

@@ -3,17 +3,18 @@
 import math
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from galley.errors import SettingsError
 from galley.gateway.tenants import Account, Tenants
 from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import RESPONSE_STARTS, error_response
+from galley.protocols.http.header_values import header_values, set_headers
 from galley.settings.config import LOOPBACK_HOSTS, Settings
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
@@ -24,6 +25,8 @@ ADMIN_PATHS: Final = (
     *("/v1/adapters", "/v2/repository/models"),
 )
 """Paths that, with all below them, change the server or its files on disk."""
+
+_ADMIN_FOLDERS: Final = tuple(f"{path}/" for path in ADMIN_PATHS)
 
 KEY_PROTOCOL: Final = "openai-insecure-api-key."
 """Prefix of a WebSocket subprotocol that is an API key."""
@@ -73,7 +76,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         presented = _presented(scope)
-        admin = any(path == own or path.startswith(f"{own}/") for own in ADMIN_PATHS)
+        admin = f"{path}/".startswith(_ADMIN_FOLDERS)
         account = self._tenants.identify(presented) if self._tenants else self._tenants.anonymous
         state = scope["state"]
         if account is not None:
@@ -92,7 +95,7 @@ class RequireKey:
 
         async def send_with_limits(message: Message) -> None:
             if account is not None and message["type"] in RESPONSE_STARTS:
-                MutableHeaders(scope=message).update(rate_headers(account))
+                set_headers(message, rate_headers(account))
             await send(message)
 
         await self._app(scope, receive, send_with_limits)
@@ -145,7 +148,7 @@ def _presented(scope: Scope) -> str:
     A page in a browser can set no header of a WebSocket but its subprotocols, so a key may be one of them,
     as OpenAI's clients in browsers send it.
     """
-    headers = Headers(scope=scope)
+    headers = header_values(scope)
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
@@ -181,10 +184,10 @@ class RequireHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        error = self._refusal(scope, Headers(scope=scope))
+        error = self._refusal(scope, header_values(scope))
         await (error_response(error) if error else self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> ApiError | None:
         host = headers.get("host", "")
         if not self._is_own_host(host):
             return _foreign("Host", host, "--allowed-host adds one")
@@ -192,7 +195,9 @@ class RequireHost:
             return None
         # A browser that sends no origin still reports whether the page is of another site.
         across = headers.get("sec-fetch-site") == "cross-site"
-        for origin in headers.getlist("origin") or (["null"] if across else []):
+        if not across and "origin" not in headers:
+            return None
+        for origin in Headers(scope=scope).getlist("origin") or ["null"]:
             scheme, _, authority = origin.lower().rpartition("://")
             ours = scheme in _WEB and self._is_own_host(authority)
             if not ours and origin.lower() not in self._origins:

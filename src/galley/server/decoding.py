@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from galley.errors import RequestError
 from galley.protocols.common.errors import ApiError
 from galley.protocols.http.errors import error_response
+from galley.protocols.http.header_values import header_values
 
 _PART_BYTES: Final = 64 * 1024
 """Bytes decoded at a time, before the server's other tasks get a turn."""
@@ -20,6 +21,7 @@ _PART_BYTES: Final = 64 * 1024
 _MOST_OVERHEAD: Final = 64 * 1024
 """Bytes by which a body may exceed its decoded size, since it can contain any number of empty blocks."""
 
+_HEADER: Final = "content-encoding"
 _IDENTITY: Final = "identity"
 _CODINGS: Final = ("gzip", "x-gzip", "deflate")
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -36,8 +38,11 @@ class DecodeBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        named = ", ".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
-        if scope["type"] != "http" or named in ("", _IDENTITY):
+        if scope["type"] != "http" or _HEADER not in header_values(scope):
+            await self._app(scope, receive, send)
+            return
+        named = ", ".join(Headers(scope=scope).getlist(_HEADER)).strip().lower()
+        if named in ("", _IDENTITY):
             await self._app(scope, receive, send)
             return
         if named not in _CODINGS:

@@ -25,7 +25,7 @@ class DrainGate:
         if scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
-        if self._lifecycle.state == "draining":
+        if self._lifecycle.is_draining:
             error = Draining("The server is shutting down", retry_after=RETRY_SECONDS)
             await error_response(error)(scope, receive, send)
             return

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from galley.errors import Draining
 from galley.gateway.lifecycle import RETRY_SECONDS
+from galley.protocols.http.sse import Watched
 from galley.server.app_host import AppHost
 
 log = logging.getLogger("galley.server")
@@ -40,7 +41,7 @@ class Connection(Protocol):
         """Answer with an error instead of the app, then close."""
 
 
-class Exchange:
+class Exchange(Watched):
     """One request and its response.
 
     Attributes:
@@ -93,6 +94,8 @@ class Exchange:
         """Let the app see a disconnect, and send nothing more."""
         self.gone = True
         self._changed.set()
+        if self.on_gone is not None:
+            self.on_gone()
 
     async def run(self, app: ASGIApp) -> None:
         """Have ``app`` answer the request."""

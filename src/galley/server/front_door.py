@@ -43,7 +43,7 @@ _ACCEPTED_AT_ONCE: Final = 64
 _ACCEPT_AGAIN_SECONDS: Final = 0.5
 _REPORT_SECONDS: Final = 10.0
 
-Connect = Callable[["Admission"], asyncio.Protocol]
+Connect = Callable[["Admission"], asyncio.BaseProtocol]
 
 
 class Admission:

@@ -7,7 +7,7 @@ message of a caller without a valid key is not read: the application refuses the
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -103,8 +103,13 @@ class GrpcDoor:
             ],
             maximum_concurrent_rpcs=settings.max_queue + _BESIDES_QUEUE,
         )
+        named = self._grpc.method_handlers_generic_handler
+        others = self._calls.TENSORFLOW_SERVING.items()
         self._server.add_generic_rpc_handlers(
-            [self._grpc.method_handlers_generic_handler(self._calls.SERVICE, self._handlers())]
+            [
+                named(self._calls.SERVICE, self._handlers()),
+                *(named(service, self._refusing(service, calls)) for service, calls in others),
+            ]
         )
 
     async def open(self) -> int:
@@ -154,9 +159,20 @@ class GrpcDoor:
             name: one(partial(self._answer, call, call.to_http(call.request())))
             for name, call in self._calls.CALLS.items()
         }
-        handlers |= {name: one(partial(self._refuse, name)) for name in self._calls.UNSERVED}
+        for name in self._calls.UNSERVED:
+            instead = "; send tensors in the request" if "SharedMemory" in name else ""
+            handlers[name] = one(partial(self._refuse, f"{name} is not supported{instead}"))
         handlers["ModelStreamInfer"] = self._grpc.stream_stream_rpc_method_handler(self._stream)
         return handlers
+
+    def _refusing(self, service: str, calls: Sequence[str]) -> Mapping[str, Any]:
+        """Return the handlers of a service that is not served."""
+        one = self._grpc.stream_unary_rpc_method_handler
+        instead = f"use {self._calls.SERVICE}, or /v1/models/MODEL:predict over HTTP"
+        return {
+            name: one(partial(self._refuse, f"{service}/{name} is not supported; {instead}"))
+            for name in calls
+        }
 
     async def _answer(self, call: Any, empty: Any, _: AsyncIterator[bytes], context: Any) -> bytes:
         """Answer a call with one request and one response.
@@ -216,13 +232,8 @@ class GrpcDoor:
         """Return whether a call has a valid key, or needs none."""
         return knows(self._tenants, {"headers": _headers(_passed_on(context))})
 
-    async def _refuse(self, name: str, _: AsyncIterator[bytes], context: Any) -> bytes:
-        refused: bytes = await context.abort(
-            self._grpc.StatusCode.UNIMPLEMENTED,
-            f"{name} is not supported; send tensors in the request"
-            if "SharedMemory" in name
-            else f"{name} is not supported",
-        )
+    async def _refuse(self, message: str, _: AsyncIterator[bytes], context: Any) -> bytes:
+        refused: bytes = await context.abort(self._grpc.StatusCode.UNIMPLEMENTED, message)
         return refused
 
     async def _http_request(self, call: Any, data: bytes) -> Any:

@@ -18,6 +18,9 @@ _HOST: Final = re.compile(
 _AUTHORITY: Final = re.compile(rb"\w+://([^/?#]*)")
 """The authority in a target in absolute form, which clients of proxies send."""
 
+_VERSIONS: Final = ("1.1", "1.0")
+"""Versions whose requests have the form that is read here (RFC 9110, section 2.5)."""
+
 _WEBSOCKET_VERSION: Final = b"13"
 _WEBSOCKET_KEY_BYTES: Final = 16
 
@@ -29,7 +32,7 @@ class Head(NamedTuple):
         method: in capitals.
         target: as it was sent.
         version: of HTTP, as "1.1".
-        headers: names in small letters.
+        headers: names in lower case.
     """
 
     method: bytes
@@ -77,6 +80,9 @@ def fault_of(head: Head) -> ApiError | None:
         return ApiError(
             501, "CONNECT is not supported; this server is not a proxy", code="no_proxy"
         )
+    if head.version not in _VERSIONS:
+        message = f"HTTP/{head.version} is not supported on this connection, only HTTP/1.1 and 1.0"
+        return ApiError(505, message, code="http_version_unknown")
     return _fault_of_host(head) or _fault_of_framing(head)
 
 

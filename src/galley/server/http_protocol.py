@@ -35,8 +35,11 @@ _FIRST_PROBE_SECONDS: Final = 0.01
 _LAST_PROBE_SECONDS: Final = 1.0
 
 
-class HttpProtocol(asyncio.Protocol):
+class HttpProtocol(asyncio.BufferedProtocol):
     """One connection, until it is closed or becomes a WebSocket.
+
+    All connections read into one buffer: a block of memory of its own for each read would come from the
+    system, and go back to it.
 
     Attributes:
         host: runs the app.
@@ -74,7 +77,7 @@ class HttpProtocol(asyncio.Protocol):
     # The connection.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """See :class:`asyncio.BufferedProtocol`."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         address = transport.get_extra_info
@@ -85,7 +88,7 @@ class HttpProtocol(asyncio.Protocol):
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """See :class:`asyncio.BufferedProtocol`."""
         self._abandon()
         self._reader.close()
         del self._reader  # refers to this
@@ -124,8 +127,16 @@ class HttpProtocol(asyncio.Protocol):
 
     # Input from the client.
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See :class:`asyncio.BufferedProtocol`; :meth:`buffer_updated` follows before anything else."""
+        return self.host.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See :class:`asyncio.BufferedProtocol`."""
+        self.data_received(bytes(self.host.read_buffer[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """Handle bytes of the client."""
         if self._refused:
             self._discarded += len(data)
             if self._discarded > _LINGER_BYTES:
@@ -287,11 +298,11 @@ class HttpProtocol(asyncio.Protocol):
         self._control_reading()
 
     def pause_writing(self) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """See :class:`asyncio.BufferedProtocol`."""
         self.writable.clear()
 
     def resume_writing(self) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """See :class:`asyncio.BufferedProtocol`."""
         self.writable.set()
         self._unsent.drained()
 

@@ -1,9 +1,17 @@
 """The memory ledger, as ``galley serve`` prints it before a model's weights are loaded."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from galley.machine import bytes_text, disk_read_text
 from galley.types.model_info import Ledger
+
+_MEASURED: Final = {"int8": 1.5, "bfloat16": 0.6}
+_MEASURED_WITH: Final = "SmolLM2-135M-Instruct"
+"""Type of inputs -> share of positions, in percent, at which it changed that model's likeliest token.
+
+``docs/operations/quality.md`` has the whole table.
+"""
 
 
 def ledger_lines(model: str, ledger: Ledger) -> list[str]:
@@ -22,6 +30,7 @@ def ledger_lines(model: str, ledger: Ledger) -> list[str]:
         ("buffers", ledger.buffers, f"{ledger.step_tokens} tokens a step"),
         ("reserve", ledger.reserve, "the server and its text workers"),
         ("total", ledger.total, f"of {bytes_text(ledger.available)} available"),
+        *_rank_row(ledger),
     ]
     fitting = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in ledger.requests)
     return [
@@ -81,15 +90,17 @@ def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:
 
 
 def _inputs(model: str, ledger: Ledger) -> str:
-    """Report how the inputs of linear layers are rounded, and how to measure the loss."""
-    measure = f"galley eval quality {model} measures the loss"
+    """Report how the inputs of linear layers are rounded, where the loss was measured, and how to."""
     if ledger.inputs == "float32":
         return "float32, not rounded"
+    how = f"rounded to {ledger.inputs}"
     if ledger.inputs == "int8":
-        static = ledger.static_inputs
-        of_file = f", of {static} matrices by the checkpoint's static scales" if static else ""
-        return f"rounded to int8, the largest of each group to 16 bits{of_file}; {measure}"
-    return f"rounded to {ledger.inputs}; {measure}"
+        how += ", the largest of each group to 16 bits"
+    if ledger.static_inputs:
+        how += f", of {ledger.static_inputs} matrices by the checkpoint's static scales"
+    elif ledger.inputs in _MEASURED:
+        how += f"; {_MEASURED[ledger.inputs]} % other likeliest tokens with {_MEASURED_WITH}"
+    return f"{how}; galley eval quality {model} measures the loss"
 
 
 def _state_row(ledger: Ledger) -> list[tuple[str, int, str]]:
@@ -110,6 +121,14 @@ def _expert_row(ledger: Ledger) -> list[tuple[str, int, str]]:
         disk_read_text(ledger.experts_of_token),
     )
     return [("experts", ledger.experts, f"of {all_of_them} on disk, a token reads up to {chosen}")]
+
+
+def _rank_row(ledger: Ledger) -> list[tuple[str, int, str]]:
+    """Return the row of one of several GPUs, which hold parts of the same size; none for others."""
+    if ledger.ranks == 1 or ledger.device == "cpu":
+        return []
+    each = (ledger.total - ledger.reserve) // ledger.ranks
+    return [("each GPU", each, f"of {bytes_text(ledger.available // ledger.ranks)}")]
 
 
 def _kv_row(ledger: Ledger) -> list[tuple[str, int, str]]:

@@ -165,7 +165,11 @@ class RequestReader:
         self._header_count += 1
         self._count(len(name) + len(value))
         if self.phase is HEADERS:
-            self._headers.append((name.lower(), value))
+            name = name.lower()
+            if name == b"content-length":
+                # Zeros may precede it without end (RFC 9110, section 8.6), and Python limits digits.
+                value = value.strip(b" \t").lstrip(b"0") or b"0"
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Handle a request whose head is complete."""

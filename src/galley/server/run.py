@@ -302,12 +302,12 @@ class _Run:
         )
 
     async def _drain(self) -> int:
-        """Let running requests finish; return the exit code."""
+        """Let running requests finish, and engines write their files; return the exit code."""
         self._models.lifecycle.drain()
         self._door.drain()
         log.info("draining: running requests have %g s", self._settings.drain_seconds)
         again = asyncio.create_task(self._signals.get())
-        finished = asyncio.create_task(self._models.lifecycle.finished())
+        finished = asyncio.create_task(self._finished())
         await asyncio.wait(
             {again, finished},
             timeout=self._settings.drain_seconds,
@@ -319,10 +319,20 @@ class _Run:
             self._flush_seconds = 0.0
             code = 128 + again.result()
         elif not finished.done():
-            log.warning("drain time is over; aborting the remaining requests")
+            what = "aborting the remaining requests"
+            if not self._models.lifecycle.in_flight:
+                what = "packed weights are not stored, so the next start packs them again"
+            log.warning("drain time is over; %s", what)
         again.cancel()
         finished.cancel()
         return code
+
+    async def _finished(self) -> None:
+        """Wait for the running requests, and for the files that speed up the next start."""
+        await self._models.lifecycle.finished()
+        if self._models.stores:
+            log.info("waiting for packed weights to be stored; a second signal stops at once")
+            await self._models.stored()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -166,15 +166,20 @@ class Admission:
 
         The prompt counts with the first output, but what was computed has no part of its ``cached`` tokens.
         """
-        prompt = 0 if claim.begun else claim.prompt
-        worked = tokens + prompt
-        self._count(claim, -1)
-        claim.begun = True
+        if claim.begun:  # as at nearly every token
+            worked, computed = tokens, tokens
+            less = min(claim.owed, tokens)
+            claim.owed -= less
+            self._add(claim, -less, -less)
+        else:
+            worked, computed = tokens + claim.prompt, tokens + max(0, claim.prompt - cached)
+            self._count(claim, -1)
+            claim.begun = True
+            claim.owed -= min(claim.owed, worked)
+            self._count(claim, 1)
         claim.done += tokens
-        claim.owed -= min(claim.owed, worked)
-        self._count(claim, 1)
         self.pace.worked(worked, now)
-        return tokens + max(0, prompt - cached)
+        return computed
 
     def remove(self, claim: Claim, *, finished: bool, now: float) -> None:
         """Remove a sequence; ``finished``: whether it ran to completion."""
@@ -209,9 +214,13 @@ class Admission:
 
     def _count(self, claim: Claim, sign: Literal[1, -1]) -> None:
         """Add what a sequence still needs to the sums, or subtract it."""
+        self._add(claim, sign * claim.owed, sign * claim.uncached)
+
+    def _add(self, claim: Claim, owed: float, uncached: float) -> None:
+        """Add tokens to the sums of a claim's tenant and engine."""
         key, engine = (claim.tenant, claim.priority), claim.engine
-        self._owed[key] = self._owed.get(key, 0.0) + sign * claim.owed
-        self._uncached_of[engine] = self._uncached_of.get(engine, 0.0) + sign * claim.uncached
+        self._owed[key] = self._owed.get(key, 0.0) + owed
+        self._uncached_of[engine] = self._uncached_of.get(engine, 0.0) + uncached
 
     def _estimate(self, now: float) -> None:
         """Update the tokens owed from the latest mean output length."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from galley.errors import Conflict, RequestError
+from galley.service.frames import Released
 from galley.service.releases import Releases
 from galley.service.replica import Replica
 from galley.service.request_book import RequestBook
@@ -15,8 +16,11 @@ log = logging.getLogger("galley.service")
 
 _POLL_SECONDS: Final = 0.05
 
-_FETCH_SECONDS: Final = 5.0
+FETCH_SECONDS: Final = 5.0
 """How long a replica that leaves waits at most until others have fetched the blocks of its requests."""
+
+_GONE: Final = ("failed", "closed", "stalled", "recovering", "starting")
+"""States of a replica that completes nothing any more."""
 
 
 class Departures:
@@ -69,10 +73,22 @@ class Departures:
 
     async def retire(self, replica: Replica) -> None:
         """Remove a replica that is no longer listed, once others have its requests or it finished them."""
-        await self._emptied(replica, ("failed", "closed", "stalled", "recovering", "starting"))
+        await self._emptied(replica, _GONE)
         self._book.move(replica, self._parked)
         self.end_orphans()
         await self._remove(replica)
+
+    async def hand_over(self, replica: Replica) -> None:
+        """Have others continue the requests of a replica that is about to end, and tell it when they do.
+
+        It may come back, and is then no longer draining: it is not removed.
+        """
+        while replica.draining and replica.state not in _GONE and self._book.has_any_of(replica):
+            self._book.move(replica)
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._fetched(replica)
+        if replica.draining:
+            replica.send(Released())
 
     def end_orphans(self) -> None:
         """End the waiting answers that a release has begun which is no longer listed."""
@@ -83,17 +99,17 @@ class Departures:
         """Give a replica no new requests, and wait until it has none, or its state is hopeless."""
         replica.draining = True
         self._changed(replica)
-        moved = self._book.move(replica)
+        self._book.move(replica)
         while self._book.has_any_of(replica) and replica.state not in hopeless:
             await asyncio.sleep(_POLL_SECONDS)
-            moved |= self._book.move(replica)
-        await self._fetched(replica, moved)
+            self._book.move(replica)
+        await self._fetched(replica)
 
-    async def _fetched(self, replica: Replica, moved: dict[str, int]) -> None:
+    async def _fetched(self, replica: Replica) -> None:
         """Wait until moved requests have continued elsewhere: until then, they may fetch its blocks."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FETCH_SECONDS):
-                while replica.offers is not None and self._book.waits(moved):  # noqa: ASYNC110
+            async with asyncio.timeout(FETCH_SECONDS):
+                while replica.offers is not None and self._book.waits_for(replica):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_SECONDS)
 
     async def _remove(self, replica: Replica) -> None:

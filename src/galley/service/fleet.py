@@ -252,7 +252,8 @@ class Fleet:
         """Move the requests of a replica that is about to end; it may come back."""
         log.info("replica %s is leaving", replica.name)
         replica.draining = True
-        self.book.move(replica)
+        self.book.move(replica)  # before anything else is read from it
+        self._run(self._departures.hand_over(replica))
 
     def check(self, info: ModelInfo) -> None:
         """Raise ModelError if an engine serves another model than the other replicas."""

@@ -102,6 +102,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
         seats: sequences that run at the same time.
         contents: digest of the checkpoint's files, from a replica elsewhere.
         release: the release that a replica elsewhere serves; empty: it has no name for it.
+        stores: whether files for the next start are still being written, such as packed weights.
     """
 
     info: ModelInfo
@@ -109,10 +110,18 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     seats: int = 0
     contents: str = ""
     release: str = ""
+    stores: bool = False
 
 
 class Leaving(msgspec.Struct, tag="leaving", frozen=True):
     """A replica elsewhere is about to end: its requests are to be continued by others."""
+
+
+class Released(msgspec.Struct, tag="released", frozen=True):
+    """A replica elsewhere that is about to end may do so: others continue its requests.
+
+    Until then, they may fetch the blocks of these from it.
+    """
 
 
 class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
@@ -123,9 +132,13 @@ class StartFailed(msgspec.Struct, tag="start_failed", frozen=True):
 
 
 class Alive(msgspec.Struct, tag="alive", frozen=True):
-    """A sign of life during a long step, which has taken ``step_seconds`` so far."""
+    """A sign of life during a long step, which has taken ``step_seconds`` so far.
+
+    ``stores``: see :class:`Ready`.
+    """
 
     step_seconds: float
+    stores: bool = False
 
 
 class Step(msgspec.Struct, tag="step", frozen=True):
@@ -150,7 +163,7 @@ class Blocks(msgspec.Struct, tag="blocks", frozen=True):
     contents: list[BlockContent] = []
 
 
-ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter
+ToEngine = Start | Submit | Abort | LoadAdapter | UnloadAdapter | Released
 FromEngine = Phase | Planned | Ready | StartFailed | Alive | Step | AdapterLoaded | Blocks | Leaving
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from galley.errors import EngineFailed, ModelError, NotEnoughMemory, SettingsError
+from galley.service.frame_reader import FrameReader
 from galley.service.frames import (
     HEADER,
     Abort,
@@ -25,7 +26,8 @@ from galley.service.spawn import Spawned
 from galley.settings.engine import EngineSettings
 from galley.types.transfers import TransferPlan
 
-_READ_BYTES: Final = 1 << 18
+_TOGETHER_BYTES: Final = 64 << 10
+"""Bytes of frames that are written together; copying more costs more than another system call."""
 
 _ERRORS = {
     "model": ModelError,
@@ -41,15 +43,17 @@ class EngineProcess:
     def __init__(
         self,
         child: "subprocess.Popen[bytes]",
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: FrameReader,
+        transport: asyncio.Transport,
         memory: SharedTensors | None = None,
     ) -> None:
         self._child = child
         self._reader = reader
-        self._writer = writer
+        self._transport = transport
         self._memory = memory
         self.frames_sent = -1  # the Start frame does not count
+        self._unsent = bytearray()
+        self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def start(
@@ -68,7 +72,8 @@ class EngineProcess:
         ``promised`` and so on: see :class:`galley.service.frames.Start`.
         """
         try:
-            reader, writer = await asyncio.open_connection(sock=spawned.connection)
+            loop = asyncio.get_running_loop()
+            made = await loop.create_connection(FrameReader, sock=spawned.connection)
         except BaseException:
             spawned.connection.close()  # the child ends with it
             if spawned.memory is not None:
@@ -76,7 +81,8 @@ class EngineProcess:
             await asyncio.to_thread(spawned.child.wait)
             raise
         memory = None if spawned.memory is None else SharedTensors(spawned.memory)
-        process = cls(spawned.child, reader, writer, memory)
+        transport, reader = made
+        process = cls(spawned.child, reader, transport, memory)
         at = spawned.at
         process.send(Start(settings, folder, at, promised, publishes, publishes_tokens, transfer))
         return process
@@ -87,15 +93,35 @@ class EngineProcess:
         return self._child.pid
 
     def send(self, frame: ToEngine) -> None:
-        """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends."""
+        """Queue a frame. If the process is dead, the frame is dropped and :meth:`frames` ends.
+
+        What is sent in one round of the loop is written at once: a system call that wakes the engine costs
+        more than all else that the server does with a small frame, and the engine gets the requests that
+        arrived together as one batch.
+        """
         self.frames_sent += 1
         if self._memory is not None:
             if isinstance(frame, Submit):
                 frame = Submit(*self._memory.place(frame.request, self.frames_sent))
             elif isinstance(frame, Abort):
                 self._memory.aborted(frame.request_ids, self.frames_sent)
+        data = encode(frame)
+        if len(self._unsent) + len(data) > _TOGETHER_BYTES:
+            self._write_unsent()
+            self._write(data)
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._write_unsent)
+        self._unsent += data
+
+    def _write_unsent(self) -> None:
+        if self._unsent:
+            data, self._unsent = self._unsent, bytearray()
+            self._write(data)
+
+    def _write(self, data: bytearray | memoryview) -> None:
         with suppress(ConnectionError, RuntimeError):
-            self._writer.write(encode(frame))
+            self._transport.write(data)
 
     async def frames(self) -> AsyncIterator[list[FromEngine]]:
         """Yield the frames until the process closes its end, each time all that have arrived.
@@ -103,14 +129,11 @@ class EngineProcess:
         Raises:
             ModelError, SettingsError, EngineFailed: the engine reports that it cannot start.
         """
-        received = bytearray()
-        with suppress(ConnectionError):
-            while data := await self._reader.read(_READ_BYTES):
-                received += data
-                frames = taken_from(received)
-                if self._memory is not None and self._memory.is_lent:
-                    _reuse(self._memory, frames)
-                yield frames
+        while await self._reader.more():
+            frames = taken_from(self._reader.received)
+            if self._memory is not None and self._memory.is_lent:
+                _reuse(self._memory, frames)
+            yield frames
 
     def kill(self) -> None:
         """Kill a process that hangs; :meth:`frames` then ends."""
@@ -118,7 +141,8 @@ class EngineProcess:
 
     async def close(self) -> int:
         """Close the connection, kill the process if it does not exit, and return its exit status."""
-        self._writer.close()
+        self._write_unsent()
+        self._transport.close()
         if self._memory is not None:
             self._memory.close()
             self._memory = None

@@ -71,6 +71,7 @@ class Replica:
         adapters: the adapters that it loads.
         state: whether it accepts requests.
         stats: the latest statistics of the engine.
+        stores: whether the engine is still writing files for the next start.
         restarts: how often its engine was replaced.
         killed_starts: how often its engine was killed while it loaded.
         info: the description of the model; None until an engine has been ready.
@@ -105,6 +106,7 @@ class Replica:
         self.adapters = LoadingAdapters()
         self.state: EngineState = "starting"
         self.stats = EngineStats()
+        self.stores = False
         self.restarts = 0
         self.killed_starts = 0
         self.info: ModelInfo | None = None
@@ -176,6 +178,7 @@ class Replica:
             version=self.version,
             remote=self.source.remote,
             release=self.source.release,
+            stores=self.stores,
         )
 
     def send(self, frame: ToEngine) -> None:
@@ -303,7 +306,7 @@ class Replica:
         self.adapters.lost()
         self._events.blocks_changed(self, Blocks([], list(self.blocks)))
         self.blocks.clear()
-        self.stats = self.stats.without_engine()
+        self.stats, self.stores = self.stats.without_engine(), False
         if was_ready:
             self._set_state("recovering")
         status = await link.close() if link else None
@@ -379,7 +382,9 @@ class Replica:
         self._set_state("failed")
 
     def _handle(self, frame: FromEngine) -> None:
-        seconds = frame.step_seconds if isinstance(frame, Alive) else 0.0
+        seconds = 0.0
+        if isinstance(frame, Alive):
+            seconds, self.stores = frame.step_seconds, frame.stores
         self.last_frame_at = time.monotonic()
         self._watchdog.report(self.last_frame_at, seconds)
         if self.state == "stalled":
@@ -417,7 +422,7 @@ class Replica:
             # The address was that of a replica that has gone, and the list of replicas is behind.
             raise ConnectionRefusedError(f"the replica is of release {frame.release}, not {listed}")
         self._events.check(frame.info)
-        self.stats = frame.stats
+        self.stats, self.stores = frame.stats, frame.stores
         self.seats = frame.seats or self.seats
         self.draining = self.draining and not self.source.remote
         total = sum(s for name, s in self._phases.items() if name != "ready")

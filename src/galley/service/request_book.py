@@ -167,10 +167,11 @@ class RequestBook:
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None or unfinished.replica is not replica:
             return 0
+        tokens, now = output.tokens, replica.last_frame_at
         computed = self._admission.progress(
-            unfinished.claim, len(output.tokens), output.cached_tokens, now=time.monotonic()
+            unfinished.claim, len(tokens), output.cached_tokens, now=now
         )
-        unfinished.take(output)
+        unfinished.take(output, now)
         if output.finish_reason is None:
             replica.requests.progressed(output.request_id)
             return computed
@@ -193,15 +194,12 @@ class RequestBook:
             if unfinished.replica is replica:
                 unfinished.resumed = True
 
-    def move(self, replica: Replica, rest: Replica | None = None) -> dict[str, int]:
+    def move(self, replica: Replica, rest: Replica | None = None) -> None:
         """Have other replicas continue those of a replica's requests that they can.
 
         Args:
             replica: the replica.
             rest: gets the requests that no replica can continue now; None: they stay.
-
-        Returns:
-            Id of each request that has moved -> tokens delivered so far.
         """
         targets: dict[str, Replica] = {}
         kept = None if rest is None else (rest, 0)
@@ -212,17 +210,17 @@ class RequestBook:
                     target, cached = chosen
                     targets[request_id] = unfinished.replica = target
                     unfinished.resumed = True
+                    unfinished.left, unfinished.left_at = replica, len(unfinished.tokens)
                     self._admission.give(unfinished.claim, target.name, cached)
         released = replica.requests.release(targets)
         for ids, suspects in ((released.suspects, True), (released.others, False)):
             for request_id in ids:
                 targets[request_id].requests.add([request_id], suspects=suspects)
-        return {request_id: len(self._unfinished[request_id].tokens) for request_id in targets}
 
-    def waits(self, moved: Mapping[str, int]) -> bool:
-        """Return whether one of the requests has moved and has had no token since; see :meth:`move`."""
-        unfinished = ((self._unfinished.get(one), count) for one, count in moved.items())
-        return any(one is not None and len(one.tokens) == count for one, count in unfinished)
+    def waits_for(self, replica: Replica) -> bool:
+        """Return whether a request that a replica had has moved, and has had no token since."""
+        unfinished = self._unfinished.values()
+        return any(one.left is replica and len(one.tokens) == one.left_at for one in unfinished)
 
     def has_any_of(self, replica: Replica) -> bool:
         """Return whether a replica has unfinished requests."""

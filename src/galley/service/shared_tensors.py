@@ -21,7 +21,7 @@ LEAST_BYTES: Final = 64 << 10
 """Inputs with fewer bytes are copied into a frame sooner than they are placed."""
 
 _SIZE: Final = 256 << 20
-"""Addresses, not memory: the system provides a page once it is written to."""
+"""Addresses, not memory: that is provided as far as it is needed."""
 
 _KEPT: Final = 64 << 20
 """Bytes at the beginning that remain provided while nothing is in use."""
@@ -52,10 +52,11 @@ class SharedTensors:
         self._file = file
         self._map: mmap.mmap | None = None
         self._lent: list[_Lent] = []  # in the order of their places
-        self._highest = 0
+        self._provided = 0
+        """Bytes at the beginning for which the system has provided memory."""
 
     def place(self, request: EngineRequest, frame: int) -> tuple[EngineRequest, tuple[Place, ...]]:
-        """Move a request's inputs into the memory, if they are large and there is room.
+        """Move a request's inputs into the memory, if they are large, there is room, and memory is left.
 
         Args:
             request: the request.
@@ -68,9 +69,10 @@ class SharedTensors:
         if not isinstance(payload, Predict):
             return request, ()
         sizes = [len(one.data) for one in payload.inputs]
-        begin = self._room(sum(map(_aligned, sizes))) if sum(sizes) >= LEAST_BYTES else None
+        whole = sum(map(_aligned, sizes))
+        begin = self._room(whole) if sum(sizes) >= LEAST_BYTES else None
         memory = None if begin is None else self._memory()
-        if begin is None or memory is None:
+        if begin is None or memory is None or not self._provide(begin + whole):
             return request, ()
         places: list[Place] = []
         end = begin
@@ -80,7 +82,6 @@ class SharedTensors:
             end += _aligned(size)
         self._lent.append(_Lent(begin, end, request.id, frame))
         self._lent.sort()
-        self._highest = max(self._highest, end)
         bare = tuple(msgspec.structs.replace(one, data=b"") for one in payload.inputs)
         payload = msgspec.structs.replace(payload, inputs=bare)
         return msgspec.structs.replace(request, payload=payload), tuple(places)
@@ -110,10 +111,10 @@ class SharedTensors:
             # An answer may be an earlier request's with the same id.
             if one.frame > frames_seen or (one.request_id and one.request_id not in answered)
         ]
-        if not self._lent and self._highest > _KEPT and self._map is not None:
+        if not self._lent and self._provided > _KEPT and self._map is not None:
             with suppress(OSError):
                 self._map.madvise(mmap.MADV_REMOVE, _KEPT, _SIZE - _KEPT)
-            self._highest = 0
+                self._provided = _KEPT
 
     def close(self) -> None:
         """Unmap the memory, and close its descriptor."""
@@ -129,6 +130,20 @@ class SharedTensors:
                 break
             begin = one.end
         return begin if begin + size <= _SIZE else None
+
+    def _provide(self, end: int) -> bool:
+        """Have the system provide the bytes before ``end``; return whether it could.
+
+        Without that, writing to a page for which no memory is left (strict overcommit, a full file system)
+        would end the process with SIGBUS.
+        """
+        if end > self._provided:
+            try:
+                os.posix_fallocate(self._file, self._provided, end - self._provided)
+            except OSError:
+                return False
+            self._provided = end
+        return True
 
     def _memory(self) -> mmap.mmap | None:
         """Return the memory; None if there are no addresses left for it."""

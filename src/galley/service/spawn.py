@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from galley.errors import Conflict
+from galley.links import owner
 from galley.observe.logs import FORMAT_VARIABLE
 from galley.service.core_scheduler import core_scheduler_file
 from galley.service.shared_tensors import new_shared_tensors
@@ -65,7 +66,7 @@ class Spawner:
         """Free model numbers; each number stands for :data:`_PLACES` places."""
         self._numbers: dict[str, int] = {}
         self._next: dict[str, int] = {}
-        self._environ = {FORMAT_VARIABLE: settings.log_format}
+        self._environ = {FORMAT_VARIABLE: settings.log_format, owner.VARIABLE: owner.new_owner()}
         at_start = [m for m in models if m.replicas and not m.load_on_request]
         self._ahead = {m.served_model_name: self._begin(m) for m in at_start if ahead}
 

@@ -1,7 +1,6 @@
 """The server's side of one request, from its submission to the last of its Outputs."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
@@ -31,6 +30,8 @@ class Unfinished:
         version: of the replica that the first Output came from; only replicas of the same version may
             continue it. None before it.
         release: of the replica that the first Output came from; empty before it, or without releases.
+        left: the replica that had the request before this one, if it moved.
+        left_at: tokens that had been delivered when it moved.
     """
 
     request: EngineRequest
@@ -48,6 +49,8 @@ class Unfinished:
     cached: int = 0
     answered: bool = False
     resumed: bool = False
+    left: "Replica | None" = None
+    left_at: int = 0
 
     def resumption(self) -> EngineRequest:
         """Return the request for a new engine, which does not recompute what the first Output contained."""
@@ -58,9 +61,13 @@ class Unfinished:
         )
         return msgspec.structs.replace(self.request, payload=payload)
 
-    def take(self, output: Output) -> None:
-        """Pass an Output to the reader, corrected as if a single engine had served the whole request."""
-        now = time.monotonic()
+    def take(self, output: Output, now: float) -> None:
+        """Pass an Output to the reader, corrected as if a single engine had served the whole request.
+
+        Args:
+            output: from the replica that has the request.
+            now: when it arrived, on the monotonic clock, in seconds.
+        """
         self.tokens.extend(output.tokens)
         if isinstance(output.result, Audio):
             self.samples += output.result.samples

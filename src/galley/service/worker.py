@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ from galley.errors import (
     SettingsError,
 )
 from galley.observe import logs
+from galley.ops import background
 from galley.service.core_scheduler import CoreScheduler
 from galley.service.frames import (
     HEADER,
@@ -49,6 +51,7 @@ from galley.service.frames import (
     Phase,
     Planned,
     Ready,
+    Released,
     Start,
     StartFailed,
     Submit,
@@ -58,6 +61,7 @@ from galley.service.frames import (
     encode,
     steps_of,
 )
+from galley.service.inbox import Inbox
 from galley.service.protocol import (
     AdapterEngine,
     Engine,
@@ -79,14 +83,12 @@ class Wake:
     """Wakes the engine's thread without a frame."""
 
 
-Inbox: TypeAlias = queue.Queue[Frame | Wake | None]
-"""Frames received for the engine; None: the server has closed the connection.
-
-Not a ``SimpleQueue``, whose ``get`` may wait forever if its timeout has passed before it looks again, as it
-does on a busy machine (CPython 3.11).
-"""
+Frames: TypeAlias = Inbox[Frame | Wake | None]
+"""Frames received for the engine; None: the server has closed the connection."""
 
 _WAKE: Final = Wake()
+
+_READ_BYTES: Final = 1 << 16
 
 CLOSE_SECONDS: Final = 1.0
 """Seconds for an engine to finish its step and close after the server has closed the connection."""
@@ -102,7 +104,8 @@ class Connection:
         self._socket = sock
         self._memory = memory
         self._sending = threading.Lock()
-        self._file = sock.makefile("rb")
+        # Frames that were written together are read together, and all are there when the engine wakes.
+        self._file = sock.makefile("rb", _READ_BYTES)
 
     def send(self, frame: FromEngine) -> None:
         """Send a frame; end the process if the server is gone, since it has no more work then."""
@@ -156,7 +159,7 @@ def main() -> None:
     if shared and start.settings.device == "cpu":
         file, place = map(int, shared)
         cores = CoreScheduler(file, place)
-    inbox = Inbox()
+    inbox = Frames()
     loaded = threading.Event()
     threading.Thread(target=_read, args=(connection, inbox, loaded), daemon=True).start()
     try:
@@ -164,7 +167,8 @@ def main() -> None:
         if start.transfer is not None:
             _exchange_blocks(engine, start.transfer, inbox)
         publisher = _publisher(engine, start)
-        connection.send(Ready(engine.info, engine.stats, start.settings.running_limit))
+        seats, stores = start.settings.running_limit, background.is_busy()
+        connection.send(Ready(engine.info, engine.stats, seats, stores=stores))
         loaded.set()
         gc.freeze()  # loaded objects stay; collections during a stream need not scan them
         _loop(engine, connection, inbox, cores, publisher)
@@ -199,7 +203,7 @@ def _load(
     )
 
 
-def _exchange_blocks(engine: Engine, plan: TransferPlan, inbox: Inbox) -> None:
+def _exchange_blocks(engine: Engine, plan: TransferPlan, inbox: Frames) -> None:
     """Have the engine exchange blocks with others. Raises SettingsError if it cannot."""
     if not isinstance(engine, TransferringEngine):
         raise SettingsError(
@@ -233,11 +237,11 @@ def _kind(error: GalleyError) -> Literal["model", "settings", "memory", "engine"
     return "settings" if isinstance(error, SettingsError) else "engine"
 
 
-def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None:
+def _read(connection: Connection, inbox: Frames, loaded: threading.Event) -> None:
     """Read frames into the inbox. The end of the stream ends the process, whatever the engine is doing."""
     try:
         while (frame := connection.receive()) is not None:
-            assert not isinstance(frame, Start)
+            assert not isinstance(frame, Start | Released)
             inbox.put(frame)
     except OSError:
         pass
@@ -253,7 +257,8 @@ def _read(connection: Connection, inbox: Inbox, loaded: threading.Event) -> None
 class _SignsOfLife:
     """Reports to the server every second that the process is alive, and how long the step has taken so far.
 
-    Waiting for the cores does not count as a step.
+    Waiting for the cores does not count as a step. The end of background work is reported at once: a server
+    that stops may wait for it.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -269,16 +274,19 @@ class _SignsOfLife:
 
     def _send_alive(self) -> None:
         while True:
-            time.sleep(SIGN_OF_LIFE_SECONDS)
+            if background.is_busy():
+                background.finish(SIGN_OF_LIFE_SECONDS)
+            else:
+                time.sleep(SIGN_OF_LIFE_SECONDS)
             began = self._began
             seconds = 0.0 if began is None else time.monotonic() - began
-            self._connection.send(Alive(seconds))
+            self._connection.send(Alive(seconds, stores=background.is_busy()))
 
 
 def _loop(
     engine: Engine,
     connection: Connection,
-    inbox: Inbox,
+    inbox: Frames,
     cores: CoreScheduler | None,
     publisher: PublishingEngine | None,
 ) -> None:
@@ -293,10 +301,12 @@ def _loop(
     """
     seen = 0
     signs = _SignsOfLife(connection)
+    # Once: to look for the methods of a protocol takes as long as a small model.
+    gather_seconds = engine.gather_seconds if isinstance(engine, GatheringEngine) else _no_wait
     while True:
         if cores is not None and not engine.has_work:
             cores.release()
-        taken = _take_frames(engine, inbox, connection)
+        taken = _take_frames(engine, inbox, connection, gather_seconds)
         if taken is None:
             engine.close()
             os._exit(0)
@@ -321,8 +331,20 @@ def _blocks(changes: dict[bytes, bool], contents: dict[bytes, BlockContent]) -> 
     )
 
 
-def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | None:
+def _no_wait() -> float:
+    return 0.0
+
+
+def _take_frames(
+    engine: Engine, inbox: Frames, connection: Connection, gather_seconds: Callable[[], float]
+) -> int | None:
     """Take everything that has arrived; sleep for the next frame when there is no work.
+
+    Args:
+        engine: the engine.
+        inbox: the frames that have arrived.
+        connection: the connection to the server.
+        gather_seconds: returns how long an engine with work waits for a frame.
 
     Returns:
         The number of frames; None when the server has closed the connection.
@@ -331,7 +353,8 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
     with suppress(queue.Empty):
         # Answer an abort at once, even if it leaves no work.
         while True:
-            frame = _next_frame(engine, inbox, waits=not count)
+            seconds = 0.0 if count else None
+            frame = inbox.get(gather_seconds() if engine.has_work else seconds)
             if frame is None:
                 return None
             if isinstance(frame, Wake):
@@ -344,23 +367,6 @@ def _take_frames(engine: Engine, inbox: Inbox, connection: Connection) -> int | 
             else:
                 _take_adapter(engine, frame, connection)
     return count
-
-
-def _next_frame(engine: Engine, inbox: Inbox, *, waits: bool) -> Frame | Wake | None:
-    """Return the next frame.
-
-    Args:
-        engine: the engine.
-        inbox: the frames that have arrived.
-        waits: whether to wait for a frame if the engine has no work.
-
-    Raises:
-        queue.Empty: none has arrived, and none is waited for.
-    """
-    if not engine.has_work:
-        return inbox.get(block=waits)
-    seconds = engine.gather_seconds() if isinstance(engine, GatheringEngine) else 0.0
-    return inbox.get(timeout=seconds) if seconds > 0 else inbox.get_nowait()
 
 
 def _take_adapter(

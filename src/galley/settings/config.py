@@ -42,8 +42,8 @@ class Settings(ClusterSettings):
     models: tuple[NamedModel, ...] = setting(
         (), "Server", "several models by name: NAME=MODEL NAME.SETTING=VALUE ...; in YAML a mapping"
     )
-    host: str = setting("127.0.0.1", "Server", "address to bind")
-    port: Port = setting(8000, "Server", "port to bind; 0 picks a free one")
+    host: str = setting("127.0.0.1", "Server", "address to bind", common=True)
+    port: Port = setting(8000, "Server", "port to bind; 0 picks a free one", common=True)
     grpc_port: Port | None = setting(
         None,
         "Server",
@@ -51,7 +51,7 @@ class Settings(ClusterSettings):
         "default: no gRPC; needs the extra grpc",
     )
     served_model_name: str = setting(
-        "", "Server", "the model's name in the API; default: from its folder or hub id"
+        "", "Server", "the model's name in the API; default: from its folder or hub id", common=True
     )
     models_dir: str = setting(
         "",
@@ -86,6 +86,7 @@ class Settings(ClusterSettings):
         "Server",
         "LoRA adapter in PEFT's layout, NAME=FOLDER, or MODEL:NAME=FOLDER with several models; repeat for "
         "several",
+        common=True,
     )
     speaker_models: str = setting(
         "",
@@ -113,6 +114,7 @@ class Settings(ClusterSettings):
         "Security",
         "file with one API key per line, or with tenants, hashed keys and limits in YAML; reread when it "
         "changes",
+        common=True,
     )
     admin_key: tuple[str, ...] = setting(
         (),
@@ -192,6 +194,12 @@ class Settings(ClusterSettings):
         "seconds after which a live stream without audio is finished and closed, and a WebSocket of "
         "/v1/responses without requests and answers",
     )
+    responses_websocket_seconds: Count = setting(
+        3600,
+        "Limits",
+        "seconds after which a WebSocket of /v1/responses takes no more requests and is closed; what has "
+        "begun is finished",
+    )
     stored_responses: CountOrZero = setting(
         1024,
         "Limits",
@@ -214,7 +222,9 @@ class Settings(ClusterSettings):
         secret=True,
     )
     drain_seconds: SecondsOrZero = setting(
-        30.0, "Limits", "seconds for running requests to finish after SIGTERM"
+        30.0,
+        "Limits",
+        "seconds after SIGTERM for running requests to finish, and for packed weights to be stored",
     )
     stall_seconds: Seconds = setting(
         10.0, "Limits", "seconds without a sign of life of a busy engine after which /ready is 503"
@@ -264,7 +274,7 @@ class Settings(ClusterSettings):
         "seconds for which a client may stop reading its answer; then the connection is closed",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Server", "minimum severity of logged messages"
+        "info", "Server", "minimum severity of logged messages", common=True
     )
     metrics_vllm_names: bool = setting(
         False,

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from galley.errors import SettingsError
+from galley.settings.engine_checks import check_engine
 from galley.settings.engine_choice import engine_of
 from galley.settings.fields import check_values, respell, setting
-from galley.settings.quality_gate import QualityGate
-from galley.settings.values import Count, SecondsOrZero, parsed_address
+from galley.settings.values import Count, SecondsOrZero
 from galley.types import BLOCK_TOKENS, SamplingDefaults, SamplingParams
 from galley.types.weight_dtypes import ACTIVATION_SPELLINGS, SPELLINGS, WeightDtypeName
 
@@ -65,6 +65,7 @@ class EngineSettings:
         "Model",
         "folder, GGUF or ONNX file, hub id, short name or bundled model (galley-demo, galley-demo-embed, "
         "galley-demo-speech)",
+        common=True,
     )
     revision: str = setting("main", "Model", "branch, tag or commit of a hub id")
     dtype: DType = setting(
@@ -81,6 +82,7 @@ class EngineSettings:
         "float16",
         alias="quantize",
         spellings=SPELLINGS,
+        common=True,
     )
     activations: Activations = setting(
         "auto",
@@ -104,6 +106,7 @@ class EngineSettings:
         "engine that runs the model: native, onnx, xgboost, lightgbm, sklearn, openvino, llama.cpp, "
         "ctranslate2, onnxruntime-genai, vllm, tensorrt-llm, or one that an installed package adds; auto: "
         "by the suffix of the file, or of one in a folder without other weights",
+        common=True,
     )
     engine_options: str = setting(
         "",
@@ -113,12 +116,16 @@ class EngineSettings:
     executor: ExecutorName = setting(
         "auto",
         "Model",
-        "implementation that runs the model; auto: cpu on device cpu, else reference",
+        "implementation that runs the model; auto: cpu on device cpu; gpu on cuda, or reference if triton "
+        "is not installed or the model has no kernels",
+        common=True,
     )
     device: str = setting(
         "cpu",
         "Model",
-        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1",
+        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1; with "
+        "tensor_parallel one for each rank: cuda (the first ones), or a list such as cuda:2,cuda:3",
+        common=True,
     )
     weight_cache: bool = setting(
         True,
@@ -154,12 +161,13 @@ class EngineSettings:
         "Model",
         "compute threads (with tensor_parallel, of each rank); default: the cores this process may use, "
         "divided among the ranks",
+        common=True,
     )
     tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = setting(
         1,
         "Model",
         "processes (ranks) that compute the model together, each with a part of every layer and of the KV "
-        "cache; texts do not change (executors cpu and reference)",
+        "cache; texts do not change",
     )
     tensor_parallel_rank: tuple[str, ...] = setting(
         (),
@@ -200,19 +208,20 @@ class EngineSettings:
         "end of the conversation, or drop them",
     )
     max_model_len: Count | None = setting(
-        None, "Engine", "context limit in tokens; default: the model's own"
+        None, "Engine", "context limit in tokens; default: the model's own", common=True
     )
     kv_cache_tokens: Count | None = setting(
         None, "Engine", "size of the KV cache in tokens; default: from the memory available"
     )
     kv_memory_fraction: Annotated[float, Meta(gt=0, le=0.95)] = setting(
-        0.5, "Engine", "share of the available memory for the KV cache"
+        0.5, "Engine", "share of the available memory for the KV cache", common=True
     )
     max_batch_tokens: Count = setting(512, "Engine", "token budget of one engine step")
     max_running: Count | None = setting(
         None,
         "Engine",
         "maximum number of running sequences; default: 64, or max_batch_tokens if less",
+        common=True,
     )
     prefix_cache: bool = setting(True, "Engine", "reuse the KV blocks of equal prefixes")
     prefix_cache_dir: str = setting(
@@ -258,6 +267,7 @@ class EngineSettings:
         "Engine",
         "smaller model with the same vocabulary that drafts tokens (galley-demo-draft for "
         "galley-demo), run with the same settings",
+        common=True,
     )
 
     max_adapters: Annotated[int, Meta(ge=0, le=MOST_ADAPTERS)] | None = setting(
@@ -286,75 +296,26 @@ class EngineSettings:
     def __post_init__(self) -> None:
         respell(self)
         check_values(self)
-        self._check_engine_options()
-        self.with_own(SamplingDefaults())
-        if self.experts == "disk" and not self.weight_cache:
-            raise SettingsError(
-                "experts is disk, but weight_cache is off: experts are read from the file of packed weights"
-            )
-        if self.experts == "memory" and self.expert_cache_bytes is not None:
-            raise SettingsError(
-                f"expert_cache_bytes is {self.expert_cache_bytes}, but experts is memory; set experts to "
-                "disk, or leave it out"
-            )
-        if self.tensor_parallel_rank:
-            self._check_ranks()
-        if self.tensor_parallel_cpus and self.tensor_parallel == 1:
-            raise SettingsError(
-                "tensor_parallel_cpus is given, but tensor_parallel is 1; set it, or leave out the CPUs"
-            )
-        if self.prefix_cache_dir and not self.prefix_cache:
-            raise SettingsError(
-                f"prefix_cache_dir is {self.prefix_cache_dir!r}, but prefix_cache is off; leave out one of "
-                "them"
-            )
-        QualityGate.parse(self.quality_gate, against=self.quality_gate_against)
-        if self.draft_model is None and self.speculation == "draft":
-            raise SettingsError("speculation is draft, but no draft_model is given")
-        if self.draft_model is not None and self.speculation not in ("auto", "draft"):
-            raise SettingsError(
-                f"draft_model is {self.draft_model!r}, but speculation is {self.speculation!r}, which does "
-                "not use it; set speculation to auto or draft, or leave out draft_model"
-            )
-        if self.running_limit > self.max_batch_tokens:
-            raise SettingsError(
-                f"max_running ({self.max_running}) must not exceed max_batch_tokens "
-                f"({self.max_batch_tokens}), because each running sequence decodes one token per step"
-            )
-
-    def _check_ranks(self) -> None:
-        elsewhere = len(self.tensor_parallel_rank)
-        addresses = [parsed_address(a, "tensor_parallel_rank") for a in self.tensor_parallel_rank]
-        for i, address in enumerate(addresses):
-            if address in addresses[:i]:
-                raise SettingsError(
-                    f"tensor_parallel_rank names {self.tensor_parallel_rank[i]} twice; a galley rank "
-                    "computes one part of a model, so start one for each"
-                )
-        if elsewhere >= self.tensor_parallel:
-            raise SettingsError(
-                f"tensor_parallel is {self.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "
-                f"ranks on other machines, and one is here; set it to at least {elsewhere + 1}"
-            )
+        check_engine(self)
 
     @property
     def ranks_here(self) -> int:
         """How many of the ranks are on this machine."""
         return self.tensor_parallel - len(self.tensor_parallel_rank)
 
+    def devices_of(self, ranks: int, *, apart: bool) -> tuple[str, ...]:
+        """Return the device of each of this many ranks; ``apart``: "cuda" is a GPU for each."""
+        names = tuple(self.device.split(","))
+        if len(names) > 1:
+            return names
+        if apart and self.device == "cuda":
+            return tuple(f"cuda:{rank}" for rank in range(ranks))
+        return names * ranks
+
     @property
     def engine_name(self) -> str:
         """Name of the engine: ``engine``, or the one that serves such a model."""
         return engine_of(self.model) if self.engine == "auto" else self.engine
-
-    def _check_engine_options(self) -> None:
-        """Check that the options are a JSON object; its contents are left to the engine to check."""
-        try:
-            msgspec.json.decode(self.engine_options or "{}", type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise SettingsError(
-                f"engine_options: {self.engine_options!r} is not a JSON object: {error}"
-            ) from None
 
     def options_as(self, kind: type[Options]) -> Options:
         """Return ``engine_options`` as an engine's own struct, with its defaults for fields left out.

@@ -20,6 +20,7 @@ def setting(
     group: str,
     help: str,
     *,
+    common: bool = False,
     secret: bool = False,
     alias: str = "",
     spellings: Mapping[str, str] | None = None,
@@ -30,12 +31,14 @@ def setting(
         default: value when none is given.
         group: group of the command's help that lists it.
         help: description for users.
+        common: whether ``--help`` lists it; ``--help-all`` lists all.
         secret: whether it stays out of the repr, which ends up in logs and tracebacks.
         alias: another name by which the setting is accepted in flags, files and variables.
         spellings: alternative spelling of a value -> the value.
     """
-    about = {"group": group, "help": help, "alias": alias, "spellings": spellings or {}}
-    return field(default=default, repr=not secret, metadata=about)
+    about = {"group": group, "help": help, "common": common, "alias": alias}
+    metadata = about | {"spellings": spellings or {}}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def respell(settings: "EngineSettings") -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from galley.errors import RequestError
 from galley.speech.audio_buffer import AudioBuffer
+from galley.speech.divided_turn import DIVIDES, DividedTurn
 from galley.speech.endpoint import Boundary, Endpointer, Onset
 from galley.speech.fallback import choose
 from galley.speech.features import SAMPLE_RATE, LogMel
@@ -87,6 +88,8 @@ class LiveSession:
         self._utterances: deque[Utterance] = deque()
         self._open: Utterance | None = None
         """The last utterance, while it is still being spoken."""
+        self._divided: DividedTurn | None = None
+        """The turn whose last utterance a silence has ended; then none is open."""
         self._paused = False
         """Whether the last Paused event stands."""
         self._text = LiveText(self._decoder.encode, tokens.info.require_text().max_model_len)
@@ -152,8 +155,10 @@ class LiveSession:
             boundary = self._endpointer.feed(probability)
             if boundary is not None:
                 self._start_or_end_speech(boundary)
-            elif self._paused and self._endpointer.silence_start is None:
-                self._resume()
+            elif self._divided is not None:
+                self._continue_turn(self._divided)
+            elif self._open is not None:
+                self._follow_pause(self._open)
         self._drop_audio()
 
     def end_after(self, turn: int, silence_ms: int) -> None:
@@ -183,7 +188,8 @@ class LiveSession:
                 code="input_audio_buffer_commit_empty",
             )
         if self._open is not None:
-            self._close(self._open, speech_end=self._endpointer.silence_start or now, end=now)
+            self._open.speech_end, self._open.end = self._endpointer.silence_start or now, now
+            self._open = None
         self._endpointer.reset(now)
         self._end_turn(now)
 
@@ -241,17 +247,39 @@ class LiveSession:
                 self._turn.start = boundary.at
                 started = SpeechStarted(self._turn.number, boundary.at // SAMPLES_PER_MS)
                 self._text.add(started)
-        elif self._open is not None:
-            end = min(now, boundary.at + self._open.settle)
-            self._close(self._open, speech_end=boundary.at, end=end)
+        elif self._open is not None or self._divided is not None:
+            if self._open is not None:
+                self._close(self._open, speech_end=boundary.at, end=now)
+            self._divided, self._paused = None, False
             if self._options.commit_turns:
                 at_ms, spoken_to_ms = now // SAMPLES_PER_MS, boundary.at // SAMPLES_PER_MS
                 self._text.add(SpeechStopped(self._turn.number, at_ms, spoken_to_ms))
                 self._end_turn(now)
 
     def _close(self, utterance: Utterance, *, speech_end: int, end: int) -> None:
-        utterance.speech_end, utterance.end = speech_end, end
-        self._open, self._paused = None, False
+        utterance.speech_end, utterance.end = speech_end, min(end, speech_end + utterance.settle)
+        self._open = None
+
+    def _follow_pause(self, utterance: Utterance) -> None:
+        """End a pause in the open utterance when speech continues, or the utterance if it is long."""
+        silence, now = self._endpointer.silence_start, self._endpointer.position
+        if silence is None:
+            if self._paused:
+                self._resume()
+        elif self._options.pauses and now - silence >= DIVIDES:
+            self._close(utterance, speech_end=silence, end=now)
+            self._divided = DividedTurn(utterance)
+
+    def _continue_turn(self, divided: DividedTurn) -> None:
+        """Begin the next utterance of a divided turn once enough is spoken."""
+        if not divided.resumes(self._endpointer):
+            return
+        self._divided = None
+        self._open = divided.next_utterance(self._endpointer)
+        if not self._turn.failed:
+            self._utterances.append(self._open)
+        if self._paused:
+            self._resume()
 
     def _resume(self) -> None:
         self._paused = False
@@ -263,6 +291,7 @@ class LiveSession:
         self._begin_turn(at)
 
     def _begin_turn(self, at: int) -> None:
+        self._divided, self._paused = None, False
         self._turn = Turn(self._turn.number + 1, at)
         self._turns.append(self._turn)
 
@@ -298,6 +327,8 @@ class LiveSession:
     def _drop_audio(self) -> None:
         """Drop the audio and the probabilities that no utterance needs any more."""
         needed = self._endpointer.needed_from
+        if self._divided is not None:
+            needed = min(needed, self._divided.start(self._endpointer))
         if self._utterances:
             needed = min(needed, self._utterances[0].start)
         self._audio.drop_before(needed)
@@ -322,21 +353,10 @@ class LiveSession:
             return Decoding(utterance, start, utterance.cut_at, "head")
         if utterance.end is not None:
             return Decoding(utterance, start, end, "final", prefix)
-        if self._is_due(utterance, end):
+        silence = self._endpointer.silence_start
+        if utterance.is_due(end, silence, self._options.interval_ms * SAMPLES_PER_MS):
             return Decoding(utterance, start, end, "partial", prefix)
         return None
-
-    def _is_due(self, utterance: Utterance, end: int) -> bool:
-        """Return whether the next partial transcript is due.
-
-        During speech one is due every ``interval_ms``; during a silence only one is due, when the last word
-        before the silence is complete.
-        """
-        silence = self._endpointer.silence_start
-        if silence is None:
-            return end - utterance.decoded_to >= self._options.interval_ms * SAMPLES_PER_MS
-        settled = silence + utterance.settle
-        return end >= settled and utterance.decoded_to < settled
 
     def _is_long(self, prefix: str) -> bool:
         """Return whether a prefix takes more than a quarter of the decoder's context."""
@@ -375,16 +395,17 @@ class LiveSession:
     def _take_partial(self, utterance: Utterance, text: str | None) -> None:
         """Process a partial transcript of all the utterance's audio; None if the decoding was not good."""
         interim = self._spoken.take_partial(utterance, text, self.language or "")
-        self._report_pause(
-            utterance, "" if text is None else (utterance.turn.text + interim).rstrip()
-        )
+        silence = self._endpointer.silence_start
+        heard = silence is not None and utterance.decoded_to >= silence + utterance.settle
+        if heard and text is not None:  # otherwise, the final transcript may be good
+            self._report_pause(utterance, (utterance.turn.text + interim).rstrip())
 
     def _report_pause(self, utterance: Utterance, text: str) -> None:
         """Report that all of the speech before a silence is transcribed."""
         silence = self._endpointer.silence_start
-        if not self._options.pauses or utterance is not self._open or silence is None:
+        if not self._options.pauses or self._paused or silence is None:
             return
-        if not self._paused and utterance.decoded_to >= silence + utterance.settle:
+        if utterance is self._open or (self._divided and utterance is self._divided.before):
             self._paused = True
             at_ms = silence // SAMPLES_PER_MS
             self._text.add(Paused(utterance.turn.number, text, at_ms))
@@ -393,3 +414,4 @@ class LiveSession:
         """Complete the first utterance with the final transcript of all its audio."""
         self._spoken.finish(utterance, text, self.language or "")
         self._utterances.popleft()
+        self._report_pause(utterance, utterance.turn.text.rstrip())

@@ -1,9 +1,8 @@
 """``galley.Transcriber``: recordings and live audio to text, with the engine in the caller's process."""
 
 import uuid
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
@@ -12,13 +11,10 @@ from numpy.typing import NDArray
 from galley.errors import RequestError, shown
 from galley.formats.source import BUNDLED_SPEECH
 from galley.llm.local import Closable, LocalEngine
-from galley.machine import available_cores
 from galley.settings.engine import EngineSettings
 from galley.settings.fields import by_field
 from galley.speech.arrays import pcm_of
 from galley.speech.audio import SAMPLE_RATE, RawPcm, Recording, Samples, Source
-from galley.speech.captions import text_of
-from galley.speech.chunk_source import ChunkSource
 from galley.speech.decoder import Audio, Decoder
 from galley.speech.diarize.diarizer import Diarization
 from galley.speech.diarize.diarizer import load as load_diarizer
@@ -29,10 +25,12 @@ from galley.speech.live_events import LiveEvent
 from galley.speech.model import SpeechModel
 from galley.speech.non_speech import Silenced, Times
 from galley.speech.options import LiveOptions, TranscribeOptions
-from galley.speech.results import Info, Segment
+from galley.speech.results import Segment
 from galley.speech.session import Session
+from galley.speech.transcription import AT_A_TIME, Ended, Transcription, in_turn, together
 from galley.text.tokenizer import Tokenizer
 from galley.types import Output
+from galley.types.engine_stats import EngineStats
 from galley.types.model_info import ModelInfo
 
 CHUNKS_IN_FLIGHT: Final = 8
@@ -43,7 +41,7 @@ class Transcriber(Closable):
     """A loaded speech model. Use it as a context manager or call :meth:`close`; nothing is left running.
 
     Several threads may transcribe at once; their chunks share the engine's batch. For several recordings,
-    :meth:`together` is faster.
+    :meth:`together` is faster, and :meth:`transcribe_each` for any number of them.
     """
 
     def __init__(self, model: str | Path = BUNDLED_SPEECH, **settings: Any) -> None:
@@ -92,6 +90,11 @@ class Transcriber(Closable):
         """The model's sizes, defaults and start-up times."""
         return self._engine.info
 
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters so far, such as its steps, and how full it is now."""
+        return self._engine.engine.stats
+
     def transcribe(
         self,
         source: Source | NDArray[Any],
@@ -104,7 +107,7 @@ class Transcriber(Closable):
         track: int | None = None,
         channel: int | None = None,
         silent: Sequence[Times] = (),
-    ) -> "Transcription":
+    ) -> Transcription:
         """Start transcribing a recording; iterate over the result to get its segments.
 
         Args:
@@ -162,7 +165,7 @@ class Transcriber(Closable):
 
     def transcribe_audio(
         self, recording: Audio, options: TranscribeOptions, *, silent: Sequence[Times] = ()
-    ) -> "Transcription":
+    ) -> Transcription:
         """Start transcribing an open recording; see :meth:`transcribe`.
 
         The recording is closed by the result, or if there is an error.
@@ -185,7 +188,7 @@ class Transcriber(Closable):
             recording = Silenced(recording, silent)
         return Transcription(self._engine, session, self._model.chunks(recording, options))
 
-    def together(self, transcriptions: Sequence["Transcription"]) -> Iterator[tuple[int, Segment]]:
+    def together(self, transcriptions: Sequence[Transcription]) -> Iterator[tuple[int, Segment]]:
         """Transcribe several recordings at the same time, in the caller's thread.
 
         Their chunks share the engine's steps, as those of several threads do, but no thread waits for
@@ -200,7 +203,31 @@ class Transcriber(Closable):
         Raises:
             AudioError: a recording cannot be read any further.
         """
-        return _together(self._engine, transcriptions)
+        return together(self._engine, transcriptions)
+
+    def transcribe_each(
+        self, recordings: Iterable[Callable[[], Transcription]], *, at_a_time: int = AT_A_TIME
+    ) -> Generator[tuple[int, Segment | Ended], None, None]:
+        """Transcribe any number of recordings, some at the same time, in the caller's thread.
+
+        Unlike with :meth:`together`, a recording is opened when it is its turn, and one that cannot be read
+        does not end the others.
+
+        Args:
+            recordings: each begins a transcription of this transcriber:
+                ``lambda: transcriber.transcribe(path)``.
+            at_a_time: the most recordings that are open at the same time.
+
+        Yields:
+            The place of a recording in ``recordings``, and its next segment, or :class:`Ended` once it has
+            no more. Each recording's segments are in order.
+
+        Raises:
+            RequestError: ``at_a_time`` is less than 1.
+        """
+        if at_a_time < 1:
+            raise RequestError(f"at_a_time must be at least 1, got {at_a_time}", param="at_a_time")
+        return in_turn(self._engine, recordings, at_a_time)
 
     def open(
         self,
@@ -284,92 +311,6 @@ class Transcriber(Closable):
         """Free the model. Later calls fail."""
         self._decoder.close()
         self._engine.close()
-
-
-class Transcription:
-    """A recording that is transcribed while its segments are iterated over, in order, and only once."""
-
-    def __init__(
-        self,
-        engine: LocalEngine,
-        session: Session,
-        chunks: ChunkSource,
-    ) -> None:
-        """Create the object; called by :meth:`Transcriber.transcribe`."""
-        self._engine = engine
-        self._session = session
-        self._chunks = chunks
-
-    def __repr__(self) -> str:
-        stated = self.stated_duration
-        length = "" if stated is None else f" of {stated:.1f} s"
-        return (
-            f"Transcription(a recording{length}, {self.info.duration:.1f} s of it read; iterate for its "
-            "segments, or call text())"
-        )
-
-    @property
-    def info(self) -> Info:
-        """The information about the recording so far; complete after the last segment."""
-        return self._chunks.info(self._session)
-
-    @property
-    def stated_duration(self) -> float | None:
-        """The duration in seconds that the file's header states; None if it states none."""
-        return self._chunks.stated_duration
-
-    def text(self) -> str:
-        """Transcribe the whole recording and return the transcript as one line."""
-        return text_of(self)
-
-    def __iter__(self) -> Iterator[Segment]:
-        with closing(_together(self._engine, [self])) as found:
-            for _, segment in found:
-                yield segment
-
-
-def _together(
-    engine: LocalEngine, transcriptions: Sequence[Transcription]
-) -> Generator[tuple[int, Segment], None, None]:
-    with ExitStack() as stack:
-        for one in transcriptions:
-            stack.enter_context(closing(one._chunks))
-        run = stack.enter_context(closing(engine.run([])))
-        places: dict[str, int] = {}  # request -> place of its recording
-
-        def add_requests(place: int) -> None:
-            requests = transcriptions[place]._session.requests()
-            places.update((request.id, place) for request in requests)
-            run.add(requests)
-
-        _begin(transcriptions)
-        for place in range(len(transcriptions)):
-            add_requests(place)
-        for output in run:
-            place = places[output.request_id]
-            if output.finish_reason is not None:
-                del places[output.request_id]
-            one = transcriptions[place]
-            one._session.take(output)
-            segments = one._session.segments()
-            one._chunks.fill(one._session)
-            add_requests(place)
-            for segment in segments:
-                yield place, segment
-        for place, one in enumerate(transcriptions):
-            for segment in one._session.segments():
-                yield place, segment
-
-
-def _begin(transcriptions: Sequence[Transcription]) -> None:
-    """Read the first chunks of all recordings, each on one core: no step of the engine runs meanwhile."""
-    if len(transcriptions) == 1:
-        [one] = transcriptions
-        one._chunks.fill(one._session)
-        return
-    with ThreadPoolExecutor(max(1, min(len(transcriptions), available_cores()))) as pool:
-        for _ in pool.map(lambda one: one._chunks.fill(one._session), transcriptions):
-            pass
 
 
 class LiveTranscription:

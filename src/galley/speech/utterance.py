@@ -63,6 +63,22 @@ class Utterance:
         """Whether ``partial`` covers all of the speech, so that a final decoding would add nothing."""
         return self.partial is not None and self.decoded_to >= self.speech_end + self.settle
 
+    def is_due(self, end: int, silence: int | None, interval: int) -> bool:
+        """Return whether the next partial transcript is due.
+
+        During speech one is due every ``interval``; during a silence only one is due, when the last word
+        before the silence is complete.
+
+        Args:
+            end: end of the audio so far.
+            silence: start of the silence at its end; None during speech.
+            interval: samples of speech from one transcript to the next.
+        """
+        if silence is None:
+            return end - self.decoded_to >= interval
+        settled = silence + self.settle
+        return end >= settled and self.decoded_to < settled
+
 
 @dataclass(slots=True, eq=False)
 class Decoding:

@@ -9,8 +9,10 @@ EngineState = Literal["starting", "ready", "stalled", "recovering", "failed", "c
 """State of an engine, as its client sees it: whether it accepts requests."""
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A snapshot after a step. Counters only grow; gauges hold the current value.
+
+    It is sent after every step, so the message has no field that is at its default.
 
     Attributes:
         batch_sequences, batch_tokens: gauges: sequences of the latest step, and rows as the token budget
@@ -143,6 +145,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
         version: digest of the model and of how it is computed; empty before it is known.
         remote: whether it is reached over a network.
         release: the release of the model that it serves; empty without releases.
+        stores: whether its engine is still writing files for the next start.
     """
 
     name: str
@@ -154,6 +157,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
     remote: bool = False
     release: str = ""
+    stores: bool = False
 
 
 class ReleaseStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,4 +127,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def tokens(self) -> list[int]:
         """New tokens of a request that generates tokens."""
-        return self.generated.tokens
+        result = self.result
+        return result.tokens if isinstance(result, Tokens) else []

@@ -50,6 +50,11 @@ def test_a_file_says_which_shape_and_how_many_layers_were_measured() -> None:
     }
 
 
+def test_what_needs_two_gpus_is_skipped_and_says_so() -> None:
+    assert "skipped, because this machine has 1 GPU" in gpu_check.two_gpus(1)
+    assert "tested on 2 of 4 GPUs" in gpu_check.two_gpus(4)
+
+
 def test_mxfp4_needs_experts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

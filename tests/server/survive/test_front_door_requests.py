@@ -79,6 +79,17 @@ def test_chunks_with_endless_extensions_are_refused(server: Server, what: str) -
     assert resident(server) - before < 32 * 2**20
 
 
+@pytest.mark.parametrize("padding", [b"", b" " * 200_000], ids=["small", "large"])
+def test_a_length_may_have_any_number_of_zeros(server: Server, padding: bytes) -> None:
+    """Python converts at most 4,300 digits."""
+    body = b"{}" + padding
+    with Raw(server) as client:
+        client.post(f"Content-Length: {'0' * 5_000}{len(body)}").send(body=body)
+        client.socket.shutdown(socket.SHUT_WR)
+        assert error_of(client.answer())["param"] in ("model", "messages")
+    assert "Traceback" not in server.log
+
+
 def test_a_trailer_is_not_a_header(server: Server) -> None:
     body = b"2\r\n{}\r\n0\r\nContent-Type: text/plain\r\nHost: evil.example\r\n\r\n"
     with Raw(server) as client:
@@ -174,6 +185,13 @@ def test_malformed_http_is_400(server: Server, request_: bytes) -> None:
         client.send(body=request_)
         error = error_of(client.answer())
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+
+
+@pytest.mark.parametrize("version", ["2.0", "0.9"])
+def test_another_version_of_http_is_505(server: Server, version: str) -> None:
+    with Raw(server) as client:
+        client.send(f"GET /health HTTP/{version}", "Host: localhost", "")
+        assert error_of(client.answer(), 505)["code"] == "http_version_unknown"
 
 
 def test_a_malformed_chunk_is_refused(server: Server) -> None:

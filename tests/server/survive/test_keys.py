@@ -23,7 +23,7 @@ from tests.speech.recordings import brief
 pytestmark = pytest.mark.xdist_group("server_keys")
 
 OPEN = {"/health", "/ready", "/v2/health/live", "/v2/health/ready"}
-PLAIN_ERRORS = re.compile(r"/api/|/v2(?!/rerank)|.*:predict$")
+PLAIN_ERRORS = re.compile(r"/api/|/v2(?!/rerank)|/v1/models/.*(:predict|/metadata|\{version\})$")
 """Paths of protocols whose errors are a text without a type."""
 
 SECRETS = ["hush-key", "hush-prompt", "hush-file", "hush-header", "hush-salt", "hush-query"]

@@ -151,7 +151,7 @@ def test_a_deadline_that_passes_while_running_ends_the_text(server: Server) -> N
     assert ended["galley_finished_sequences_total{endpoint=/v1/completions,finish_reason=deadline}"]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e9", "", "1" * 5000])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e9", "", "1_0", "1" * 5000])
 def test_a_timeout_that_is_none_is_a_400(server: Server, value: str) -> None:
     error = error_of(asking(server, 1, **{WITHIN: value}))
     assert error["param"] == WITHIN

@@ -63,6 +63,20 @@ def test_a_regular_expression_that_looks_costly_is_served(
     assert not answer.json()["choices"][0]["message"]["content"].strip("a")
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [{"guided_regex": "(a|aa)+" * 2000}, {"guided_grammar": 'root ::= ("a"{1000}){1000}'}],
+    ids=["regex", "gbnf"],
+)
+def test_a_grammar_that_grows_too_large_is_the_requests_fault(
+    http: httpx.Client, grammar: dict[str, str]
+) -> None:
+    """It compiles, and reaches a limit while the text is generated: not an error of the server."""
+    error = error_of(ask(http, **grammar))
+    assert error["type"] == "invalid_request_error"
+    assert "the grammar cannot be applied any further" in error["message"]
+
+
 @pytest.mark.parametrize("field", ["guided_grammar", "structured_outputs"])
 def test_a_grammar_that_ends_its_process_is_one_requests_error(
     server: Server, http: httpx.Client, field: str
@@ -128,7 +142,7 @@ def test_a_grammar_that_fails_late_ends_in_an_error(http: httpx.Client) -> None:
         temperature=2,
         seed=1,
     )
-    error = error_of(answer, 500)
+    error = error_of(answer)
     assert "grammar cannot be applied" in error["message"]
 
 

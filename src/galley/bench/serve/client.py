@@ -49,12 +49,13 @@ class Client:
         Raises:
             SettingsError: the URL is not an HTTP URL.
         """
-        place = urlsplit(url)
         try:
+            place = urlsplit(url)
             port = place.port
-        except ValueError:
-            port = -1
-        if place.scheme not in _PORTS or not place.hostname or port == -1:
+            known = place.scheme in _PORTS and bool(place.hostname)
+        except ValueError:  # an address without its bracket, or no such port
+            known = False
+        if not known or not place.hostname:
             raise SettingsError(f"{shown(url)} is not a URL such as http://127.0.0.1:8000")
         self._host, self._port = place.hostname, port or _PORTS[place.scheme]
         self._ssl = ssl.create_default_context() if place.scheme == "https" else None

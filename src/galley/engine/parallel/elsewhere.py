@@ -1,25 +1,29 @@
 """A rank on a different machine from rank 0: it waits for its group, and is then a rank like the others.
 
-``service/rank_host.py`` has its process, which serves one group and is then replaced by another one.
+``service/rank_host.py`` has its process, which serves one group. Once the group is complete, another
+process waits for the next group of the same server, or of any once this one has ended.
 """
 
 import dataclasses
 import logging
 import os
 import queue
+import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from galley.engine.parallel.contents import Contents, other_checkpoint
 from galley.engine.parallel.frames import Begin, Channel, Failed
 from galley.engine.parallel.mesh import JOIN_BYTES, START_SECONDS, Join, Mesh, connect_mesh
-from galley.engine.parallel.rank import Group, serve_group
-from galley.errors import EngineFailed, ModelError, SettingsError
+from galley.engine.parallel.rank import Group, kind_of, serve_group
+from galley.errors import EngineFailed, GalleyError, SettingsError
 from galley.formats.model_files import samples_digest
 from galley.links.access import Access
 from galley.links.duplex import SealedStream
@@ -46,41 +50,72 @@ class RankPlace:
     """What a rank's own machine decides.
 
     Attributes:
-        folder: the checkpoint there.
+        locate: returns the folder of the checkpoint there; a hub id may have another one by now.
         model: its name for messages.
         threads: compute threads.
         weight_cache: whether packed weights are kept.
     """
 
-    folder: Path
+    locate: Callable[[], Path]
     model: str
     threads: int
     weight_cache: bool
 
     def begin(self, begin: Begin) -> Begin:
-        """Return the first frame with what this machine decides."""
+        """Return the first frame with what this machine decides.
+
+        Raises:
+            ModelError, SettingsError: the checkpoint is not there, or the engine's settings do not fit.
+        """
         settings = dataclasses.replace(
             begin.settings,
             model=self.model,
             threads=self.threads,
             weight_cache=self.weight_cache,
         )
-        return msgspec.structs.replace(begin, settings=settings, folder=str(self.folder))
+        return msgspec.structs.replace(begin, settings=settings, folder=str(self.locate()))
+
+
+class Turn(Protocol):
+    """The place of a process among those that compute for a rank."""
+
+    def admits(self, owner: bytes) -> bool:
+        """Return whether an engine of this server may use the rank now."""
+
+    def begin(self, owner: bytes) -> None:
+        """Have another process wait for the next group: this one has its own, of that server."""
 
 
 class Reception:
-    """Takes the connections of a group's ranks, each on a thread until its handshake is done."""
+    """Takes the connections of a group's ranks, each on a thread until its handshake is done.
 
-    def __init__(self, listener: socket.socket, access: Access) -> None:
+    Args:
+        listener: a listening socket, which other processes may have, too.
+        access: the token and the certificates.
+        admits: returns whether an engine of a server may use this rank.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        access: Access,
+        admits: Callable[[bytes], bool] = lambda owner: True,
+    ) -> None:
         self._listener = listener
         self._access = access
+        self._admits = admits
         self._strangers = Strangers(_MOST_HANDSHAKES)
         self._warnings = RareWarnings("galley.rank")
         self._leader: queue.SimpleQueue[tuple[Join, SealedSocket]] = queue.SimpleQueue()
         self._session: bytes | None = None
         self._rows: dict[tuple[bytes, int], SealedSocket] = {}
         self._changed = threading.Condition()
-        threading.Thread(target=self._accept, daemon=True, name="galley-ranks").start()
+        self._closed = False
+        self._awake, self._wake = socket.socketpair()
+        # Another process may take a connection first.
+        listener.setblocking(False)
+        self._accepting = threading.Thread(target=self._accept, daemon=True, name="galley-ranks")
+        self._accepting.start()
 
     def leader(self) -> tuple[Join, SealedSocket]:
         """Wait for a group's rank 0, and return its first frame and its connection."""
@@ -100,11 +135,29 @@ class Reception:
                     raise EngineFailed(f"rank {names} has not connected to rank {rank} in time")
             return {other: self._rows.pop((session, other)) for other in range(rank)}
 
+    def close(self) -> None:
+        """Accept no more connections, and close those that are not of the group; others can be accepted."""
+        with self._changed:
+            self._closed = True
+            waiting, self._rows = list(self._rows.values()), {}
+        for one in waiting:
+            one.close()
+        self._wake.close()
+        self._accepting.join()
+        self._awake.close()
+        self._strangers.close()
+        self._listener.close()
+
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
+                select.select([self._listener, self._awake], [], [])
+                if self._closed:
+                    break
                 raw, _ = self._listener.accept()
                 self._strangers.greet(raw, self._receive, "galley-rank-greeter")
+            except BlockingIOError:
+                continue  # it has gone again
             except (OSError, RuntimeError) as error:  # too many threads or files, which passes
                 self._warnings.add(f"a connection was not accepted: {error}")
                 time.sleep(_PAUSE_SECONDS)
@@ -127,10 +180,11 @@ class Reception:
             self._strangers.remove(raw)
 
     def _take(self, what: Join, connection: SealedSocket) -> None:
-        """Confirm and keep a connection, or close it if this rank belongs to another group."""
+        """Confirm and keep a connection, or close it if this rank belongs to another group or server."""
         with self._changed:
             foreign = self._session is not None and (not what.rows or what.session != self._session)
-            if foreign:
+            foreign = foreign or not (what.rows or self._admits(what.owner))
+            if foreign or self._closed:
                 connection.close()
                 return
             connection.send(b"")
@@ -144,15 +198,16 @@ class Reception:
                 self._leader.put((what, connection))
 
 
-def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -> None:
+def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace, turn: Turn) -> None:
     """Wait for a group, and compute steps with it until rank 0 closes the connection or a rank fails.
 
     Args:
-        listener: a listening socket.
+        listener: a listening socket; it is closed once the group is complete.
         access: the token and the certificates.
         place: what this machine decides.
+        turn: whose groups this process may serve.
     """
-    reception = Reception(listener, access)
+    reception = Reception(listener, access, turn.admits)
     what, connection = reception.leader()
     stream = SealedStream(connection)
     channel = Channel(stream)
@@ -160,24 +215,26 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace) -
     if not isinstance(received, Begin) or received.session != what.session:
         channel.close()
         return
+    threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
     try:
         begin = place.begin(received)
-    except SettingsError as error:
-        channel.send(Failed("settings", str(error)))
+    except GalleyError as error:
+        channel.send(Failed(kind_of(error), str(error)))
         channel.close()
         return
     log.info("rank %d of %d", begin.rank, begin.ranks)
-    threading.Thread(target=_end_with, args=(stream,), daemon=True).start()
+    folder = Path(begin.folder)
+    contents = Contents(folder)
 
     def meet() -> Group:
-        if samples_digest(place.folder) != begin.contents:
-            raise ModelError(
-                f"{place.folder} on the machine of this rank is not the engine's checkpoint; all ranks "
-                "need the same files"
-            )
-        return _group_of(begin, reception, access)
+        if samples_digest(folder) != begin.samples:
+            raise other_checkpoint(folder)
+        group = _group_of(begin, reception, access)
+        reception.close()
+        turn.begin(what.owner)
+        return group
 
-    serve_group(channel, begin, meet, alone=True)
+    serve_group(channel, begin, meet, contents.digest)
 
 
 def _end_with(leader: SealedStream) -> None:

@@ -3,7 +3,8 @@
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,14 @@ from galley.formats.weights import DenseWeight
 from galley.graph.divide import Divided
 from galley.ops.batch import Batch
 from galley.ops.communicator import Communicator, RankLost
-from galley.ops.executor import BlockAccess, Bytes, Executor, ExpertCounts, Submitted
+from galley.ops.executor import (
+    BlockAccess,
+    Bytes,
+    Executor,
+    ExpertCounts,
+    FollowingExecutor,
+    Submitted,
+)
 from galley.ops.sampling import SamplingBatch, StepResult
 from galley.types.model_info import ExpertCosts, StepCosts
 
@@ -43,7 +51,7 @@ class PackedAdapter:
         self.own = own
 
 
-class ParallelExecutor:
+class RankedExecutor:
     """See :class:`galley.ops.executor.Executor`: rank 0's executor, and the links to the others.
 
     A step is sent to all ranks and then computed here, too; all meet in the exchanges of the program.
@@ -51,7 +59,7 @@ class ParallelExecutor:
     later ones.
 
     Args:
-        own: rank 0's executor, a :class:`galley.ops.executor.BlockAccess`.
+        own: rank 0's executor.
         parts: what each rank computes.
         links: the connections to the other ranks, in their order.
         loaded: what these have loaded.
@@ -136,25 +144,6 @@ class ParallelExecutor:
         for link in self._links:  # which read and write blocks as soon as they receive such frames
             link.allocated()
 
-    def block_bytes(self, group: int) -> int:
-        """See :class:`galley.ops.executor.BlockAccess`."""
-        return sum(self._sizes(group))
-
-    def read_block(self, block: int, group: int) -> Bytes:
-        """Return the keys and values of all ranks, one after another."""
-        frame = ReadBlock(block, group)
-        own = self._access.read_block(block, group)
-        others = [np.frombuffer(link.read_block(frame), np.uint8) for link in self._links]
-        return np.concatenate([own, *others])
-
-    def write_block(self, block: int, group: int, data: Bytes) -> None:
-        """See :class:`galley.ops.executor.BlockAccess`."""
-        size, *others = self._sizes(group)
-        self._access.write_block(block, group, np.ascontiguousarray(data[:size]))
-        for link, length in zip(self._links, others, strict=True):
-            link.send(encode(WriteBlock(block, group, data[size : size + length].tobytes())))
-            size += length
-
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`: each rank gets its rows of b."""
         number = next(self._adapters)
@@ -179,25 +168,69 @@ class ParallelExecutor:
         Raises:
             EngineFailed: a rank has ended or failed; the engine has to be started again.
         """
-        try:
+        with self._together():
             self._send(encode(step_of(batch)))
             return self._own.submit(batch, sampling)
-        except RankLost as error:
-            raise self._reason() or EngineFailed(str(error)) from error
-        except BaseException:
-            self._shared.fail()  # the other ranks wait for this one
-            raise
 
     def collect(self, step: Submitted) -> StepResult:
-        """See :meth:`galley.ops.executor.Executor.collect`."""
-        result = self._own.collect(step)
+        """See :meth:`galley.ops.executor.Executor.collect`.
+
+        Raises:
+            EngineFailed: as for :meth:`submit`.
+        """
+        with self._together():
+            result = self._own.collect(step)
         if result.nan_logits:
             self._send(encode(CheckWeights()))
         return result
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Say why a rank was lost, and end the other ranks' wait for this one if it fails."""
+        try:
+            yield
+        except RankLost as error:
+            raise self._reason() or EngineFailed(str(error)) from error
+        except BaseException:
+            self._shared.fail()
+            raise
+
     def _send(self, data: bytes) -> None:
         for link in self._links:
             link.send(data)
+
+    def _reason(self) -> GalleyError | None:
+        """Return why a rank was lost: its report may not have arrived yet."""
+        until = time.monotonic() + _REASON_SECONDS
+        while time.monotonic() < until:
+            for link in self._links:
+                if link.error is not None:
+                    return link.error
+            time.sleep(0.01)
+        return None
+
+
+class ParallelExecutor(RankedExecutor):
+    """Ranks in host memory; ``own`` is a :class:`galley.ops.executor.BlockAccess`, and so is this."""
+
+    def block_bytes(self, group: int) -> int:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        return sum(self._sizes(group))
+
+    def read_block(self, block: int, group: int) -> Bytes:
+        """Return the keys and values of all ranks, one after another."""
+        frame = ReadBlock(block, group)
+        own = self._access.read_block(block, group)
+        others = [np.frombuffer(link.read_block(frame), np.uint8) for link in self._links]
+        return np.concatenate([own, *others])
+
+    def write_block(self, block: int, group: int, data: Bytes) -> None:
+        """See :class:`galley.ops.executor.BlockAccess`."""
+        size, *others = self._sizes(group)
+        self._access.write_block(block, group, np.ascontiguousarray(data[:size]))
+        for link, length in zip(self._links, others, strict=True):
+            link.send(encode(WriteBlock(block, group, data[size : size + length].tobytes())))
+            size += length
 
     def _sizes(self, group: int) -> list[int]:
         """Return the bytes that each rank has of a block."""
@@ -209,15 +242,34 @@ class ParallelExecutor:
         assert isinstance(self._own, BlockAccess)
         return self._own
 
-    def _reason(self) -> GalleyError | None:
-        """Return why a rank was lost: its report may not have arrived yet."""
-        until = time.monotonic() + _REASON_SECONDS
-        while time.monotonic() < until:
-            for link in self._links:
-                if link.error is not None:
-                    return link.error
-            time.sleep(0.01)
-        return None
+
+class ParallelDevices(RankedExecutor):
+    """Ranks on devices; ``own`` is a :class:`galley.ops.executor.FollowingExecutor`, and so is this.
+
+    The tokens that a step draws are at rank 0, which sends them to the other ranks when a step that was
+    submitted before they were known needs them.
+    """
+
+    def may_follow(self, step: Submitted) -> bool:
+        """See :meth:`galley.ops.executor.FollowingExecutor.may_follow`."""
+        return self._following.may_follow(step)
+
+    def follow(self, step: Submitted, batch: Batch, sampling: SamplingBatch) -> Submitted | None:
+        """See :meth:`galley.ops.executor.FollowingExecutor.follow`.
+
+        Raises:
+            EngineFailed: as for :meth:`submit`.
+        """
+        if not self.may_follow(step):
+            return None
+        with self._together():
+            self._send(encode(step_of(batch)))
+            return self._following.follow(step, batch, sampling)
+
+    @property
+    def _following(self) -> FollowingExecutor:
+        assert isinstance(self._own, FollowingExecutor)
+        return self._own
 
 
 def adapter_part(adapter: AdapterWeights, part: Divided) -> AdapterWeights:

@@ -37,7 +37,7 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
         ops: digest of the rank's ops, which must be what rank 0 expects.
         session: identifies the group of ranks to those on other machines.
         elsewhere: rank on another machine -> host and port at which it is reached.
-        contents: digest of samples of the checkpoint's files, which a rank on another machine compares
+        samples: digest of samples of the checkpoint's files, which a rank on another machine compares
             with its own.
     """
 
@@ -51,7 +51,7 @@ class Begin(msgspec.Struct, tag="begin", frozen=True):
     ops: str
     session: bytes = b""
     elsewhere: dict[int, tuple[str, int]] = {}
-    contents: bytes = b""
+    samples: bytes = b""
 
 
 class Allocate(msgspec.Struct, tag="allocate", frozen=True):
@@ -122,13 +122,17 @@ class CheckWeights(msgspec.Struct, tag="check_weights", frozen=True):
 
 
 class Loaded(msgspec.Struct, tag="loaded", frozen=True):
-    """The rank has loaded its part."""
+    """The rank has loaded its part.
+
+    ``contents``: digest of the checkpoint's files, from a rank on another machine.
+    """
 
     kv_bytes_per_block: int
     block_bytes: tuple[int, ...]
     bytes_per_state: int
     costs: StepCosts
     isa: str = ""
+    contents: bytes = b""
 
 
 class Block(msgspec.Struct, tag="block", frozen=True):

@@ -169,11 +169,12 @@ class RankLink:
         self._answers.put(None)
 
 
-def start_rank(memory: int) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+def start_rank(memory: int, meeting: int) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
     """Start the process of a rank, which imports its modules and waits for its first frame.
 
     Args:
         memory: the descriptor of the shared memory.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
     """
     ours, theirs = socket.socketpair()
     # The kernel ends a bound process with the thread that started it, which may end before this process.
@@ -182,9 +183,9 @@ def start_rank(memory: int) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
         child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "galley.service.rank"),
-                *(str(theirs.fileno()), str(memory), *bound),
+                *(str(theirs.fileno()), str(memory), str(meeting), *bound),
             ],
-            pass_fds=[theirs.fileno(), memory],
+            pass_fds=[theirs.fileno(), memory, *([] if meeting < 0 else [meeting])],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
         )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from galley.errors import EngineFailed, SettingsError
 from galley.links.access import Access
 from galley.links.duplex import Duplex
+from galley.links.owner import NOBODY, OWNER_BYTES
 from galley.links.sockets import SealedSocket, connect
 from galley.ops.communicator import Communicator
 from galley.settings.values import address_text
@@ -49,11 +50,13 @@ class Join(msgspec.Struct, frozen=True):
         session: identifies the group of ranks.
         rank: the one that has connected.
         rows: whether rows will be exchanged; otherwise rank 0 will send its frames.
+        owner: of rank 0, the server that it belongs to, see :mod:`galley.links.owner`.
     """
 
     session: Annotated[bytes, msgspec.Meta(min_length=SESSION_BYTES, max_length=SESSION_BYTES)]
     rank: int
     rows: bool
+    owner: Annotated[bytes, msgspec.Meta(min_length=OWNER_BYTES, max_length=OWNER_BYTES)] = NOBODY
 
 
 def new_session() -> bytes:
@@ -64,7 +67,7 @@ def new_session() -> bytes:
 def join(address: tuple[str, int], access: Access, what: Join, deadline: float) -> SealedSocket:
     """Connect to a rank, and wait until it has taken the connection.
 
-    A rank that has just ended is there again soon, and one that serves another group takes none.
+    A rank that has just ended is there again soon, and one that serves another server's group takes none.
 
     Raises:
         SettingsError: it refuses, or does not have the token.

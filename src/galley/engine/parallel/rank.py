@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from galley.graph.adapters import with_adapters
 from galley.graph.divide import Divided, divide
 from galley.links.access import read_access
 from galley.machine import available_memory, bytes_text
+from galley.ops.batch import Batch
 from galley.ops.choice import choose_executor
 from galley.ops.communicator import (
     Communicator,
@@ -57,7 +58,14 @@ from galley.ops.communicator import (
     communicator,
     mapped_memory,
 )
-from galley.ops.executor import BlockAccess, Executor, ExecutorOptions, WeightChecking
+from galley.ops.executor import (
+    BlockAccess,
+    Executor,
+    ExecutorOptions,
+    FollowingExecutor,
+    Submitted,
+    WeightChecking,
+)
 from galley.ops.sampling import SamplingBatch
 
 _NOTHING: Final = SamplingBatch()
@@ -70,18 +78,21 @@ class Group:
     Attributes:
         shared: its communicator.
         mesh: the connections to ranks on other machines; None: there are none.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
     """
 
     shared: Communicator
     mesh: Mesh | None = None
+    meeting: int = -1
 
 
-def serve_rank(connection: socket.socket, memory: int) -> None:
+def serve_rank(connection: socket.socket, memory: int, meeting: int) -> None:
     """Load a part of the model and compute steps, until the connection closes or a rank fails.
 
     Args:
         connection: the connection to rank 0.
         memory: the descriptor of the shared memory.
+        meeting: see :class:`galley.ops.executor.ExecutorOptions`.
     """
     channel = Channel(connection)
     begin = channel.receive_at_rank()
@@ -89,10 +100,10 @@ def serve_rank(connection: socket.socket, memory: int) -> None:
         return
     assert isinstance(begin, Begin)
     mapped = mapped_memory(memory, begin.ranks, begin.slot_bytes)
-    serve_group(channel, begin, lambda: group_of(begin, mapped))
+    serve_group(channel, begin, lambda: group_of(begin, mapped, meeting))
 
 
-def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
+def group_of(begin: Begin, memory: npt.NDArray[np.uint8], meeting: int) -> Group:
     """Return the group of a rank of rank 0's machine.
 
     Raises:
@@ -100,7 +111,7 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
     """
     shared = communicator(memory, begin.rank, begin.ranks, begin.slot_bytes)
     if not begin.elsewhere:
-        return Group(shared)
+        return Group(shared, meeting=meeting)
     deadline = time.monotonic() + START_SECONDS
     access = read_access(begin.settings)
     links = connect_mesh(begin.session, begin.rank, begin.elsewhere, access, deadline)
@@ -108,7 +119,10 @@ def group_of(begin: Begin, memory: npt.NDArray[np.uint8]) -> Group:
 
 
 def serve_group(
-    channel: Channel, begin: Begin, meet: Callable[[], Group], *, alone: bool = False
+    channel: Channel,
+    begin: Begin,
+    meet: Callable[[], Group],
+    contents: Callable[[], bytes] | None = None,
 ) -> None:
     """Load a part of the model and compute steps, until the connection closes or a rank fails.
 
@@ -116,7 +130,8 @@ def serve_group(
         channel: the connection to rank 0.
         begin: the first frame.
         meet: connects with the other ranks.
-        alone: the rank is on a different machine from rank 0, which does not know its free memory.
+        contents: returns a digest of the checkpoint's files, of a rank on a different machine from rank 0,
+            which knows neither these files nor the free memory there.
     """
     group: Group | None = None
 
@@ -126,11 +141,11 @@ def serve_group(
     try:
         group = meet()
         run_on(begin.cpus)
-        executor = load(begin, group.shared)
+        executor = load(begin, group)
         gc.freeze()
-        serve(channel, executor, group.shared, alone=alone)
+        serve(channel, executor, group.shared, contents)
     except GalleyError as error:
-        fail(_kind(error), str(error))
+        fail(kind_of(error), str(error))
     except RankLost:
         pass  # another rank has said why
     except BaseException as error:
@@ -149,7 +164,8 @@ def _fail(channel: Channel, shared: Communicator | None, reason: Failed) -> None
         shared.fail()
 
 
-def _kind(error: GalleyError) -> ErrorKind:
+def kind_of(error: GalleyError) -> ErrorKind:
+    """Return the kind of an error, by which rank 0 raises it again."""
     if isinstance(error, DamagedWeights):
         return "damaged"
     if isinstance(error, ModelError):
@@ -157,7 +173,7 @@ def _kind(error: GalleyError) -> ErrorKind:
     return "settings" if isinstance(error, SettingsError) else "engine"
 
 
-def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
+def load(begin: Begin, group: Group) -> Executor:
     """Load the part of a rank, of which only its rows are read.
 
     Raises:
@@ -175,8 +191,9 @@ def load(begin: Begin, shared: Communicator) -> "LocalExecutor":
     part = divide(program, begin.rank, begin.ranks)
     if digest(part) != begin.ops:
         raise ModelError(f"{begin.folder} changed while it was being loaded; start again")
-    options = options_of(part, options, shared, begin.expert_cache_bytes)
-    return cast(LocalExecutor, factory(part.program, part.weights(model.weights), options))
+    options = dataclasses.replace(options, meeting=group.meeting)
+    options = options_of(part, options, group.shared, begin.expert_cache_bytes)
+    return factory(part.program, part.weights(model.weights), options)
 
 
 def options_of(
@@ -201,31 +218,23 @@ def digest(part: Divided) -> str:
     return hashlib.blake2b(repr(part.program.ops).encode(), digest_size=16).hexdigest()
 
 
-class LocalExecutor(Executor, BlockAccess, Protocol):
-    """An executor of this process."""
-
-
 def serve(
-    channel: Channel, executor: LocalExecutor, shared: Communicator, *, alone: bool = False
+    channel: Channel,
+    executor: Executor,
+    shared: Communicator,
+    contents: Callable[[], bytes] | None = None,
 ) -> None:
     """Say that the rank is loaded, and compute steps until rank 0 closes the connection.
 
-    ``alone``: see :func:`serve_group`.
+    ``contents``: see :func:`serve_group`.
 
     Raises:
         RankLost: another rank has failed.
         DamagedWeights: the packed weights differ from those written to disk.
-        SettingsError: the rank is alone on its machine, which has too little memory for the KV blocks.
+        ModelError: a file of the checkpoint cannot be read.
+        SettingsError: the rank is on a machine of its own, which has too little memory for the KV blocks.
     """
-    channel.send(
-        Loaded(
-            executor.kv_bytes_per_block(),
-            tuple(map(executor.block_bytes, range(executor.kv_groups))),
-            executor.bytes_per_state(),
-            executor.step_costs(),
-            getattr(executor, "isa", ""),
-        )
-    )
+    channel.send(_loaded(executor, b"" if contents is None else contents()))
     inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
     wanted: queue.SimpleQueue[PackAdapter | ReadBlock | None] = queue.SimpleQueue()
     packed: dict[int, object] = {}
@@ -250,17 +259,56 @@ def serve(
 
     for target in (read, answer):
         threading.Thread(target=target, daemon=True).start()
+    steps = _Steps(executor)
     while (frame := inbox.get()) is not None:
         if isinstance(frame, RunStep):
-            executor.collect(executor.submit(batch_of(frame), _NOTHING))
+            steps.run(batch_of(frame))
         elif isinstance(frame, Allocate):
-            _allocate(channel, executor, frame, alone=alone)
+            _allocate(channel, executor, frame, alone=contents is not None)
         elif isinstance(frame, SetAdapter):
+            steps.finish()
             for number in frame.dropped:
                 packed.pop(number, None)
             executor.set_adapter(frame.slot, None if frame.number is None else packed[frame.number])
         elif isinstance(frame, CheckWeights) and isinstance(executor, WeightChecking):
             executor.check_weights()
+
+
+def _loaded(executor: Executor, contents: bytes) -> Loaded:
+    return Loaded(
+        executor.kv_bytes_per_block(),
+        _block_sizes(executor),
+        executor.bytes_per_state(),
+        executor.step_costs(),
+        getattr(executor, "isa", ""),
+        contents,
+    )
+
+
+class _Steps:
+    """Computes steps. On a device, the next one is submitted before the last one has ended."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._ahead = 1 if isinstance(executor, FollowingExecutor) else 0
+        self._running: list[Submitted] = []
+
+    def run(self, batch: Batch) -> None:
+        """Submit a step, and wait for the one before it. Raises RankLost: another rank has failed."""
+        self._running.append(self._executor.submit(batch, _NOTHING))
+        self.finish(self._ahead)
+
+    def finish(self, but: int = 0) -> None:
+        """Wait for all steps ``but`` the last ones. Raises RankLost: another rank has failed."""
+        while len(self._running) > but:
+            self._executor.collect(self._running.pop(0))
+
+
+def _block_sizes(executor: Executor) -> tuple[int, ...]:
+    """Return the bytes of a block in each KV group; none if the executor's blocks cannot be read."""
+    if not isinstance(executor, BlockAccess):
+        return ()
+    return tuple(map(executor.block_bytes, range(executor.kv_groups)))
 
 
 def _allocate(channel: Channel, executor: Executor, wanted: Allocate, *, alone: bool) -> None:
@@ -289,13 +337,14 @@ def _read(
     channel: Channel,
     inbox: "queue.SimpleQueue[ToRank | None]",
     wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
-    executor: "LocalExecutor",
+    executor: Executor,
 ) -> None:
     """Read frames for the other threads, and restore blocks, which the next step may read."""
     while (frame := channel.receive_at_rank()) is not None:
         if isinstance(frame, PackAdapter | ReadBlock):
             wanted.put(frame)
         elif isinstance(frame, WriteBlock):
+            assert isinstance(executor, BlockAccess)
             executor.write_block(frame.block, frame.group, np.frombuffer(frame.data, np.uint8))
         else:
             inbox.put(frame)
@@ -304,7 +353,7 @@ def _read(
 def _answer(
     channel: Channel,
     wanted: "queue.SimpleQueue[PackAdapter | ReadBlock | None]",
-    executor: "LocalExecutor",
+    executor: Executor,
     packed: dict[int, object],
 ) -> None:
     """Pack adapters and send blocks, in the order of the frames."""
@@ -312,6 +361,7 @@ def _answer(
         if isinstance(frame, PackAdapter):
             answer: FromRank = _pack(executor, frame, packed)
         else:
+            assert isinstance(executor, BlockAccess)
             answer = Block(executor.read_block(frame.block, frame.group).tobytes())
         with suppress(OSError):  # rank 0 is gone, which the reader notices
             channel.send(answer)

@@ -1,7 +1,7 @@
 """The ranks on other machines, as rank 0 reaches them: ``galley rank`` at the other end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,12 +9,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from galley.engine.parallel.frames import Begin
+from galley.engine.parallel.contents import Contents
+from galley.engine.parallel.frames import Begin, Loaded
 from galley.engine.parallel.mesh import START_SECONDS, Join, Mesh, connect_mesh, join, new_session
-from galley.errors import SettingsError
+from galley.errors import ModelError, SettingsError
 from galley.formats.model_files import samples_digest
 from galley.links.access import read_access
 from galley.links.duplex import SealedStream
+from galley.links.owner import own_owner
 from galley.ops.communicator import Communicator
 from galley.settings.engine import EngineSettings
 from galley.settings.values import address_text, parsed_address
@@ -41,13 +43,14 @@ class RemoteRanks:
         }
         self._access = read_access(settings)
         self._session = new_session()
-        self._contents = samples_digest(folder)
+        self._samples = samples_digest(folder)
+        self._contents = Contents(folder)
         self._deadline = time.monotonic() + START_SECONDS
 
     def named(self, begin: Begin) -> Begin:
         """Return the first frame of a rank with the addresses of these."""
         return msgspec.structs.replace(
-            begin, session=self._session, elsewhere=self.addresses, contents=self._contents
+            begin, session=self._session, elsewhere=self.addresses, samples=self._samples
         )
 
     def address_of(self, rank: int) -> str:
@@ -61,13 +64,27 @@ class RemoteRanks:
             SettingsError: it refuses, or does not have the token.
             EngineFailed: it cannot be reached.
         """
-        what = Join(self._session, _LEADER, rows=False)
+        what = Join(self._session, _LEADER, rows=False, owner=own_owner())
         return SealedStream(join(self.addresses[rank], self._access, what, self._deadline))
 
     def mesh(self, memory: npt.NDArray[np.uint8], shared: Communicator, slot_bytes: int) -> Mesh:
         """Connect to all of them, for rows; see :meth:`connect` for errors."""
         links = connect_mesh(self._session, _LEADER, self.addresses, self._access, self._deadline)
         return Mesh(memory, shared, slot_bytes, links)
+
+    def check_contents(self, loaded: Mapping[int, Loaded]) -> None:
+        """Wait until all files are read here, and compare them with those that ranks have loaded.
+
+        Raises:
+            ModelError: they differ, or a file cannot be read.
+        """
+        own = self._contents.digest()
+        for rank in self.addresses:
+            if loaded[rank].contents != own:
+                raise ModelError(
+                    f"the checkpoint of rank {rank} at {self.address_of(rank)} has the sizes of the "
+                    "engine's, but other contents; all ranks need the same files"
+                )
 
     def check_isa(self, each: Sequence[str]) -> None:
         """Raise SettingsError if the kernels of a rank may round differently from rank 0's."""

@@ -160,17 +160,20 @@ class SampleTask(Task):
             logprobs = [result.drawn_logprobs[draw] for draw in draws]
         if self._scores:
             scores = [result.drawn_scores[draw] for draw in draws]
+        error, refused = self._fault() if reason == "error" else (None, False)
         return Output(
             request_id=sequence.id,
             result=Tokens(tokens=tokens, logprobs=logprobs, scores=scores),
             cached_tokens=sequence.cached,
             finish_reason=reason,
-            error=self._error if reason == "error" else None,
+            error=error,
+            refused=refused,
         )
 
-    @property
-    def _error(self) -> str:
-        return (self._grammar and self._grammar.error) or NO_CHOICE
+    def _fault(self) -> tuple[str, bool]:
+        """Return the error, and whether the request is at fault, whose grammar has reached a limit."""
+        limit = None if self._grammar is None else self._grammar.error
+        return limit or NO_CHOICE, limit is not None
 
     def _accept(
         self, sequence: "Sequence", draft_tokens: Ids[int], drawn: Ids[int]

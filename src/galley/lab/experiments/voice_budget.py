@@ -9,14 +9,17 @@ from galley.bench.serve.bars import Series
 from galley.lab.bench import Lab
 from galley.lab.experiment import Bars, Claim, Experiment, Figure, Finding
 from galley.lab.speech import greedy, recordings, transcriber
+from galley.lab.speech_roofline import SpeechRoofline, work_of
 from galley.llm.llm import LLM
 from galley.speech.features import SAMPLE_RATE
+from galley.text.tokenizer import Tokenizer
 from galley.types import SamplingParams
 
 _TAIL_SECONDS: Final = 2.0
 """Audio of a turn that is not transcribed yet when it ends, as in live transcription."""
 
-_CLAUSE: Final = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+_CLAUSE_TOKENS: Final = 8
+_CLAUSE: Final = SamplingParams(temperature=0.0, max_tokens=_CLAUSE_TOKENS, ignore_eos=True)
 _BUDGET_MS: Final = 300.0
 
 
@@ -39,10 +42,16 @@ def _run(lab: Lab) -> Finding:
             parts["transcript"].append(1e3 * (transcribed - began))
             parts["prompt"].append(1e3 * (times[0] - ready))
             parts["first clause"].append(1e3 * (times[-1] - times[0]))
+        work = work_of(one, lambda: one.transcribe(tail, greedy()).text())
+        listening = SpeechRoofline(lab, one).seconds(work)
+        weights = llm.info.require_program().weight_dtype
     totals = [sum(values) for values in zip(*(part[1:] for part in parts.values()), strict=True)]
     medians = {name: statistics.median(values[1:]) for name, values in parts.items()}
+    rest = len(Tokenizer.load(lab.folder).encode(words)) // 2
+    answer = lab.predict(lab.sizes(weights), prompt=rest, output=_CLAUSE_TOKENS, concurrency=1)
+    saying = answer.ttft + (_CLAUSE_TOKENS - 1) * answer.tpot
     return Finding(
-        figures=[Figure(measured=Spread.of(totals))],
+        figures=[Figure(measured=Spread.of(totals), predicted=1e3 * (listening + saying))],
         header=["part", "ms", "of the budget"],
         rows=[[name, f"{ms:.0f}", f"{ms / _BUDGET_MS:.0%}"] for name, ms in medians.items()],
         pictures=[
@@ -55,7 +64,7 @@ def _run(lab: Lab) -> Finding:
         ],
         notes=[
             "The work of one caller: the transcript of the last two seconds, the rest of a prompt whose "
-            f"beginning was computed while the caller spoke, and {_CLAUSE.max_tokens} tokens. Not counted: "
+            f"beginning was computed while the caller spoke, and {_CLAUSE_TOKENS} tokens. Not counted: "
             "the silence after which a turn is over (200 to 500 ms, or less with semantic_vad), and the "
             "voice's first audio. `galley bench voice` measures a whole line."
         ],
@@ -67,7 +76,8 @@ EXPERIMENT: Final = Experiment(
     title="The 300 ms of a voice line",
     statement="A voice agent has to answer within 300 ms; transcript, prompt and first clause fit in that.",
     source="turn-taking across languages: 200 ms on average (Stivers et al., PNAS 2009)",
-    prediction="None: it depends on the models.",
+    prediction="Rooflines: of the encoder and the steps of the transcript, and of the second half of the "
+    "prompt and the clause.",
     claims=(Claim(figure="work until the first clause", unit="ms", high=_BUDGET_MS),),
     run=_run,
     needs=("speech",),

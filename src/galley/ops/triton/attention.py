@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
@@ -57,6 +59,38 @@ def key_cut(kv: KVLayout) -> int:
     These are the columns of the value, and one more if their number is odd.
     """
     return kv.value_dim + kv.value_dim % 2 if kv.shared else 0
+
+
+def new_cache(
+    kv: KVLayout,
+    blocks: int,
+    dtype: torch.dtype,
+    factors: npt.NDArray[np.float32] | None,
+    device: Device,
+) -> Cache:
+    """Return zeroed memory: unwritten values have weight 0, but must not be NaN.
+
+    Args:
+        kv: the layer's layout.
+        blocks: number of blocks.
+        dtype: type of an element: floats, int8, or uint8 for two elements of 4 bits.
+        factors: factors of the columns of keys of 4 bits.
+        device: where the memory is.
+    """
+    bits = {torch.int8: 8, torch.uint8: 4}.get(dtype, 0)
+
+    def zeros(*columns: int, of: torch.dtype = dtype) -> torch.Tensor:
+        shape = (blocks, kv.kv_heads, BLOCK_TOKENS, *columns)
+        return torch.zeros(shape, dtype=of, device=device.torch)
+
+    keys = values = zeros(key_stride(kv, bits))
+    if not kv.shared:
+        values = zeros(stored_columns(kv.value_dim, bits))
+    scales = [keys, values]
+    if bits:
+        scales = [zeros(of=torch.int32 if bits == 4 else torch.float32) for _ in range(2)]
+    found = keys if factors is None else torch.from_numpy(factors).to(device.torch)
+    return Cache(keys, values, scales[0], scales[1], found)
 
 
 def heads_together(heads: int, kv: KVLayout) -> int:

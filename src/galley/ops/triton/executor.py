@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from galley.formats.adapter import AdapterWeights
 from galley.formats.weights import Kinds, Weights
 from galley.graph.passes import run_passes
 from galley.graph.program import Program
+from galley.machine import bytes_text
 from galley.ops.batch import Batch
 from galley.ops.draws import draw_all
 from galley.ops.executor import ExecutorMemory, ExecutorOptions, ExpertCounts, Submitted
@@ -22,7 +23,7 @@ from galley.ops.key_factors import key_factors
 from galley.ops.kinds import kinds_text, own_kinds, plan_kinds
 from galley.ops.sampling import SamplingBatch, StepResult, sample
 from galley.ops.triton.adapters import Adapters, PackedAdapter, adapter_bytes
-from galley.ops.triton.attention import Cache, key_stride, rows_of_tiles, stored_columns
+from galley.ops.triton.attention import new_cache, rows_of_tiles
 from galley.ops.triton.graphs import DecodeGraphs
 from galley.ops.triton.parts import Parts
 from galley.ops.triton.sampler import Draws, draw, drawn_on_device
@@ -32,6 +33,7 @@ from galley.ops.triton.sizes import (
     KV_BITS,
     encoder_bytes,
     expert_costs,
+    gathered_logit_bytes,
     kv_block_bytes,
     read_bytes,
     row_bytes,
@@ -46,8 +48,15 @@ from galley.ops.triton.tiles import INTERPRETED, Device, device_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
+if TYPE_CHECKING:
+    from galley.ops.communicator import Communicator
+    from galley.ops.triton.ranks import TensorRanks
+
 _DEVICE_RESERVE: Final = 512 << 20
 """Bytes reserved for the driver, the allocator's rounding and captured graphs."""
+
+_NCCL_RESERVE: Final = 512 << 20
+"""Bytes reserved for NCCL's buffers, where the model is divided. They have not been measured."""
 
 
 @dataclass(slots=True)
@@ -88,17 +97,26 @@ class TritonExecutor:
         self._factors = key_factors(traced, weights) if self._kv_bits == 4 else []
         self.activations = options_activations(options)
         self._device, self._program, self._kv_dtype = device, program, options.kv_dtype
+        self._ranks = _ranks(options, device)
         self._pause = options.pause
         self.kv_groups = len(program.kv_groups)
         adapters = None
         if options.adapters:
             adapters = Adapters(program, options.adapters, options.adapter_rank, dtype, device)
         self.steps = Steps(
-            Parts(program, weights, dtype, device, kv_bits=self._kv_bits, adapters=adapters)
+            Parts(
+                program,
+                weights,
+                dtype,
+                device,
+                kv_bits=self._kv_bits,
+                adapters=adapters,
+                ranks=self._ranks,
+            )
         )
         self._speech = None if program.encoder is None else Speech(program, self.steps.parts)
         self._rows_of_tiles = rows_of_tiles(program, device)
-        self._graphs = DecodeGraphs(self.steps, self.kv_groups, device)
+        self._graphs = DecodeGraphs(self.steps, self.kv_groups, device, self._ranks)
         self._collected = 0.0
         """When the last step was collected."""
         self.forward_seconds = self.sample_seconds = 0.0
@@ -109,7 +127,8 @@ class TritonExecutor:
         device, program, dtype = _planned(program, weights, options)
         free = None
         if device.torch.type == "cuda":
-            free = max(0, torch.cuda.mem_get_info(device.torch)[0] - _DEVICE_RESERVE)
+            reserve = _DEVICE_RESERVE + (_NCCL_RESERVE if options.ranks > 1 else 0)
+            free = max(0, torch.cuda.mem_get_info(device.torch)[0] - reserve)
         return ExecutorMemory(
             isa="",
             activations=options_activations(options),
@@ -117,12 +136,25 @@ class TritonExecutor:
             weights=weight_bytes(program, dtype),
             kv_block=kv_block_bytes(program, options.kv_dtype),
             row=row_bytes(program, dtype),
-            logits=8 * program.vocab_size,
+            logits=8 * program.vocab_size + gathered_logit_bytes(program),
             encoder=encoder_bytes(program, dtype),
             scratch=scratch_bytes(program, dtype),
             adapters=options.adapters * adapter_bytes(program, options.adapter_rank, dtype),
             free=free,
         )
+
+    @staticmethod
+    def check_devices(names: Sequence[str]) -> None:
+        """See :class:`galley.ops.executor.DeviceChecking`."""
+        if not INTERPRETED:
+            from galley.ops.triton.ranks import check_gpus
+
+            check_gpus(names)
+
+    def close(self) -> None:
+        """See :class:`galley.ops.executor.Closable`."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     def step_costs(self) -> StepCosts:
         """See :meth:`galley.ops.executor.Executor.step_costs`."""
@@ -148,22 +180,23 @@ class TritonExecutor:
         return 0
 
     def allocate_kv(self, blocks: int, states: int = 0) -> None:
-        """Allocate zeroed memory: unwritten values have weight 0, but must not be NaN."""
-        dtype, device = CACHES[self._kv_dtype], self._device.torch
+        """Allocate the caches of all layers.
+
+        Raises:
+            SettingsError: the device has too little memory left.
+        """
         self.steps.blocks = blocks
-        bits = self._kv_bits
-        scale = torch.int32 if bits == 4 else torch.float32
-        for layer, kv in enumerate(self._program.kv):
-            shape = (blocks, kv.kv_heads, BLOCK_TOKENS)
-            keys = values = torch.zeros((*shape, key_stride(kv, bits)), dtype=dtype, device=device)
-            if not kv.shared:
-                columns = stored_columns(kv.value_dim, bits)
-                values = torch.zeros((*shape, columns), dtype=dtype, device=device)
-            scales = [keys, values]
-            if bits:
-                scales = [torch.zeros(shape, dtype=scale, device=device) for _ in range(2)]
-            factors = torch.from_numpy(self._factors[layer]).to(device) if bits == 4 else keys
-            self.steps.parts.caches.append(Cache(keys, values, scales[0], scales[1], factors))
+        try:
+            for layer, kv in enumerate(self._program.kv):
+                factors = self._factors[layer] if self._factors else None
+                made = new_cache(kv, blocks, CACHES[self._kv_dtype], factors, self._device)
+                self.steps.parts.caches.append(made)
+        except torch.OutOfMemoryError as error:
+            needed = bytes_text(blocks * self.kv_bytes_per_block())
+            raise SettingsError(
+                f"keys and values need {needed}, more than {self._device.name} has left ({error}); set "
+                "kv_cache_tokens to a smaller number"
+            ) from error
 
     def pack_adapter(self, adapter: AdapterWeights) -> object:
         """See :meth:`galley.ops.executor.Executor.pack_adapter`."""
@@ -183,15 +216,16 @@ class TritonExecutor:
         running = _Running(sampling, time.perf_counter())
         if self._pause is not None:
             self._pause()
-        if batch.copies:
-            self._copy_blocks(batch.copies)
-        if self._speech is not None and batch.encode is not None:
-            running.encoded = self._speech.encode(batch.encode, self.steps.blocks)
-        if self._speech is not None and batch.align is not None:
-            running.attention = self._speech.align(batch.align, self.steps.blocks)
-        if len(batch.tokens):
-            self._launch(running, batch)
-        running.done = self._device.mark()
+        with self._device.current():
+            if batch.copies:
+                self._copy_blocks(batch.copies)
+            if self._speech is not None and batch.encode is not None:
+                running.encoded = self._speech.encode(batch.encode, self.steps.blocks)
+            if self._speech is not None and batch.align is not None:
+                running.attention = self._speech.align(batch.align, self.steps.blocks)
+            if len(batch.tokens):
+                self._launch(running, batch)
+            running.done = self._device.mark()
         return running
 
     @torch.inference_mode()
@@ -201,9 +235,15 @@ class TritonExecutor:
         if step.draws is None:
             return None
         running = _Running(sampling, time.perf_counter())
-        self._launch(running, batch, step.draws.tokens)
-        running.done = self._device.mark()
+        with self._device.current():
+            self._launch(running, batch, step.draws.tokens)
+            running.done = self._device.mark()
         return running
+
+    def may_follow(self, step: Submitted) -> bool:
+        """See :meth:`galley.ops.executor.FollowingExecutor.may_follow`."""
+        assert isinstance(step, _Running)
+        return step.draws is not None
 
     def _launch(self, running: _Running, batch: Batch, drawn: torch.Tensor | None = None) -> None:
         """Launch the rows and the draws of a step; ``drawn`` are the tokens of the step before it."""
@@ -215,7 +255,11 @@ class TritonExecutor:
         else:
             single, tiles = tiles_of(batch, self._rows_of_tiles)
             staging = Staging(
-                shape_of(batch, single, tiles), self.kv_groups, self._device, self.steps.blocks
+                shape_of(batch, single, tiles),
+                self.kv_groups,
+                self._device,
+                self.steps.blocks,
+                self._ranks,
             )
             running.logits = self.steps.run(staging.fill(batch, single, tiles, drawn))
         if on_device and sampling.rows:
@@ -228,7 +272,9 @@ class TritonExecutor:
     def collect(self, step: Submitted) -> StepResult:
         """See :meth:`galley.ops.executor.Executor.collect`."""
         assert isinstance(step, _Running)
-        if step.done is not None:
+        if step.done is not None and self._ranks is not None:
+            self._ranks.wait(step.done)
+        elif step.done is not None:
             step.done.synchronize()
         began = time.perf_counter()
         result = StepResult()
@@ -309,6 +355,19 @@ def _planned(
     program = run_passes(program, options.disable_pass)
     program = dataclasses.replace(program, encoder=encoder, aligner=aligner)
     return device, program, ACTIVATIONS[options_activations(options)]
+
+
+def _ranks(options: ExecutorOptions, device: Device) -> "TensorRanks | None":
+    """Return what exchanges rows with the other ranks; None if there are none.
+
+    Raises:
+        SettingsError: torch has no NCCL.
+    """
+    if options.communicator is None:
+        return None
+    from galley.ops.triton.ranks import TensorRanks
+
+    return TensorRanks(cast("Communicator", options.communicator), options.meeting, device)
 
 
 def _device(name: str) -> Device:

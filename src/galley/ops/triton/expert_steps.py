@@ -24,7 +24,7 @@ def route(parts: Parts, op: Op) -> Step:
 
 def experts(parts: Parts, op: Op) -> Step:
     """Compute the experts of each row and add them up."""
-    experts = Experts(parts.program, op, parts.weights, parts.dtype, parts.device)
+    experts = Experts(parts.program, op, parts.weights, parts.dtype, parts.device, parts.ranks)
     parts.expert_layers.append(experts)
 
     def step(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import triton
@@ -20,6 +20,9 @@ from galley.ops.triton.kernels.experts import (
 from galley.ops.triton.matrices import FUSION, GATHERED, Matrix
 from galley.ops.triton.packing import join, pack
 from galley.ops.triton.tiles import ROWS_TOGETHER, Device, grouped_tile
+
+if TYPE_CHECKING:
+    from galley.ops.triton.ranks import TensorRanks
 
 _SCANNED: Final = 1024
 """Choices that a program compares with its expert at a time."""
@@ -202,9 +205,15 @@ class Experts:
     """The launches of an ``experts`` op, with the packed matrices of all experts."""
 
     def __init__(
-        self, program: Program, op: Op, weights: Weights, dtype: torch.dtype, device: Device
+        self,
+        program: Program,
+        op: Op,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: Device,
+        ranks: "TensorRanks | None" = None,
     ) -> None:
-        """Pack the matrices.
+        """Pack the matrices. ``ranks``: those that have the other parts of each expert, if it is divided.
 
         Raises:
             UnsupportedModel: matrices of one role have different types.
@@ -214,6 +223,7 @@ class Experts:
         self._gating = float(op.attrs["alpha"]), float(op.attrs["limit"])
         self._scaled_inputs = bool(op.attrs["scaled_inputs"])
         self._experts = len(op.weights["gate"])
+        self._ranks, self._inner = ranks, tuple(op.attrs.get("ranks", ()))
 
         def packed(*roles: str) -> Matrix:
             parts = []
@@ -243,9 +253,10 @@ class Experts:
         rows, k = len(x), self._per_token
         groups = group_rows(routes, k, self._experts, self._device)
         weights = routes[:, k:]
+        own = self._gate_up.outputs // self._experts // 2
         inner, made = (
             torch.empty((rows * k, width), dtype=x.dtype, device=x.device)
-            for width in (self._down.depth, out.shape[1])
+            for width in (own, out.shape[1])
         )
         multiply_groups(
             self._gate_up,
@@ -257,6 +268,8 @@ class Experts:
             gating=self._gating,
             weights=weights if self._scaled_inputs else None,
         )
+        if self._inner:
+            inner = self._gathered(inner)
         multiply_groups(self._down, groups, self._device, inner, made, divide=False)
         block = min(GATHERED, triton.next_power_of_2(out.shape[1]))
         sum_choices_kernel[(triton.cdiv(rows, ROWS_TOGETHER), triton.cdiv(out.shape[1], block))](
@@ -273,6 +286,13 @@ class Experts:
             BLOCK=block,
             **FUSION,
         )
+
+    def _gathered(self, inner: torch.Tensor) -> torch.Tensor:
+        """Return the products of all ranks: a rank multiplies whole rows by its rows of ``down``."""
+        assert self._ranks is not None, "the program of one of several ranks"
+        found = inner.new_empty((len(inner), self._down.depth))
+        self._ranks.gather(inner, self._inner, found)
+        return found
 
 
 def _check_kinds(program: Program, op: Op) -> None:

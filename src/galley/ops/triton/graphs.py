@@ -2,10 +2,13 @@
 
 A graph has a fixed number of rows, to which a step is padded, and a number of stretches of attention that
 is a power of two; it is captured when a step first needs it. Padding rows change no bits of other rows.
+
+The ranks of a divided model must all capture a graph in the same step, because that launches its exchanges.
+So theirs depend on the batch alone: the draws, which only rank 0 makes, are launched after them.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -18,6 +21,9 @@ from galley.ops.triton.step_batch import Shape, Staging
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.tiles import SPLIT, Device
 
+if TYPE_CHECKING:
+    from galley.ops.triton.ranks import TensorRanks
+
 _ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 """Numbers of rows for which graphs are captured; steps with more rows are launched op by op."""
 
@@ -28,7 +34,7 @@ MOST_GRAPHS: Final = 48
 @dataclass(slots=True)
 class _Captured:
     staging: Staging
-    draws: Draws
+    draws: Draws | None
     logits: torch.Tensor
     graph: "torch.cuda.CUDAGraph"
 
@@ -36,8 +42,10 @@ class _Captured:
 class DecodeGraphs:
     """The graphs of a program."""
 
-    def __init__(self, steps: Steps, groups: int, device: Device) -> None:
-        self._steps, self._groups, self._device = steps, groups, device
+    def __init__(
+        self, steps: Steps, groups: int, device: Device, ranks: "TensorRanks | None" = None
+    ) -> None:
+        self._steps, self._groups, self._device, self._ranks = steps, groups, device, ranks
         self._graphs: dict[tuple[int, int, int, bool, bool], _Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
@@ -67,8 +75,9 @@ class DecodeGraphs:
             crossed = power((int(np.asarray(batch.cross.rows).max()) - 1) // SPLIT + 1)
         if sampling is not None and (len(sampling.rows) > rows or needs_sorting(sampling)):
             sampling = None  # sorting takes memory that every graph would keep
-        draws = sampling is not None and bool(sampling.rows)
-        random = draws and sampling is not None and any(any(r) for r in sampling.records)
+        if self._ranks is not None:
+            sampling = None
+        random = sampling is not None and any(any(record) for record in sampling.records)
         adapted = batch.adapters is not None
         key = (rows, stretches, crossed, random, adapted)
         captured = self._graphs.pop(key, None)
@@ -79,10 +88,11 @@ class DecodeGraphs:
             captured = self._capture(batch, shape, drawn, random=random)
         self._graphs[key] = captured
         self._fill(captured, batch, drawn)
-        if draws and sampling is not None:
-            captured.draws.fill(sampling)
+        drawing = captured.draws if sampling is not None and sampling.rows else None
+        if drawing is not None and sampling is not None:
+            drawing.fill(sampling)
         captured.graph.replay()
-        return captured.logits, captured.draws if draws else None
+        return captured.logits, drawing
 
     def _fill(self, captured: _Captured, batch: Batch, drawn: torch.Tensor | None) -> None:
         rows = np.arange(len(batch.tokens), dtype=np.int32)
@@ -93,21 +103,25 @@ class DecodeGraphs:
         self, batch: Batch, shape: Shape, drawn: torch.Tensor | None, *, random: bool
     ) -> _Captured:
         device = self._device.torch
-        staging = Staging(shape, self._groups, self._device, self._steps.blocks)
+        staging = Staging(shape, self._groups, self._device, self._steps.blocks, self._ranks)
         vocab = self._steps.parts.program.vocab_size
-        captured = _Captured(
-            staging, Draws(shape.rows, vocab, self._device), torch.empty(0), torch.cuda.CUDAGraph()
-        )
+        draws = None if self._ranks is not None else Draws(shape.rows, vocab, self._device)
+        captured = _Captured(staging, draws, torch.empty(0), torch.cuda.CUDAGraph())
         self._fill(captured, batch, drawn)
 
         def launch() -> None:
             staging.batch.angles.clear()
             captured.logits = self._steps.run(staging.batch)
-            captured.draws.launch(captured.logits, greedy=not random)
+            if draws is not None:
+                draws.launch(captured.logits, greedy=not random)
 
         # Launch once without capture, because kernels are compiled and loaded at their first launch.
         launch()
+        if self._ranks is not None and (launched := self._device.mark()) is not None:
+            self._ranks.wait(launched)
         torch.cuda.synchronize(device)
-        with torch.cuda.graph(captured.graph):
+        # NCCL has a thread of its own that queries events meanwhile, which "global" would not allow.
+        mode = "global" if self._ranks is None else "thread_local"
+        with torch.cuda.graph(captured.graph, capture_error_mode=mode):
             launch()
         return captured

@@ -28,6 +28,7 @@ class Matrix:
         group: number of columns that share a scale.
         words: words of codes in a tile; 0 for a dense matrix.
         coded: whether it has codes, or had before it was dequantized for many rows.
+        whole: its outputs at all ranks of a divided model together; 0 if it is not divided.
         scales, zeros, minima: [groups, outputs], or None.
         bias: [outputs] float32, or None.
     """
@@ -39,6 +40,7 @@ class Matrix:
     group: int
     words: int = 0
     coded: bool = False
+    whole: int = 0
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
     minima: torch.Tensor | None = None
@@ -54,9 +56,10 @@ class Matrix:
     def splits(self) -> tuple[int, int]:
         """(stretches of columns that are summed separately, columns of one stretch).
 
-        Dense matrices have one stretch, because several are not read faster.
+        Dense matrices have one stretch, because several are not read faster. A rank's part has those of the
+        whole matrix: other stretches would change bits.
         """
-        return splits_of(self.outputs, self.depth) if self.coded else (1, self.depth)
+        return splits_of(self.whole or self.outputs, self.depth) if self.coded else (1, self.depth)
 
     @property
     def grouped(self) -> bool:

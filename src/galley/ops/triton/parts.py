@@ -1,8 +1,8 @@
 """The parts that the steps of a program share: packed weights, caches, buffers of a running step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -16,6 +16,9 @@ from galley.ops.triton.packing import pack, vector
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.supported import float32_buffers
 from galley.ops.triton.tiles import Device
+
+if TYPE_CHECKING:
+    from galley.ops.triton.ranks import TensorRanks
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Parts:
         device: the device of everything.
         kv_bits: bits of an element of integer caches; 0: they have floats.
         adapters: the slots of adapters; None if the program has no ``lora`` ops.
+        ranks: exchanges rows with the other ranks; None if the program is whole.
         matrices: packed matrices, by what is packed.
         expert_layers: the packed experts of each layer.
         caches: keys and values of each layer, once they are allocated.
@@ -71,9 +75,10 @@ class Parts:
         *,
         kv_bits: int,
         adapters: Adapters | None,
+        ranks: "TensorRanks | None" = None,
     ) -> None:
         self.program, self.weights, self.dtype, self.device = program, weights, dtype, device
-        self.kv_bits, self.adapters = kv_bits, adapters
+        self.kv_bits, self.adapters, self.ranks = kv_bits, adapters, ranks
         self._widths, self._float32 = program.widths(), float32_buffers(program)
         self.matrices: dict[tuple[object, ...], Matrix] = {}
         self.expert_layers: list[Experts] = []
@@ -105,7 +110,7 @@ class Parts:
         names, biases = op.weights["weight"], op.weights.get("bias", ())
         key = (names, biases, gated)
         if key not in self.matrices:
-            self.matrices[key] = pack(
+            made = pack(
                 [self.weights[name] for name in names],
                 self.program.kind_of(op),
                 self.dtype,
@@ -113,6 +118,8 @@ class Parts:
                 bias=[self.weights[name] for name in biases],
                 gated=gated,
             )
+            whole = sum(self.weights.whole_rows(name) for name in names)
+            self.matrices[key] = replace(made, whole=whole)
         return self.matrices[key]
 
     def vector(self, op: Op, role: str, offset: float = 0.0) -> torch.Tensor | None:

@@ -113,7 +113,7 @@ def row_bytes(program: Program, dtype: torch.dtype) -> int:
     lifetimes += [
         Lifetime(_work_bytes(program, op, dtype), i, i)
         for i, op in enumerate(program.ops)
-        if op.name == "experts"
+        if op.name in ("experts", "all_gather", "embed_part") and not op.attrs.get("leader_only")
     ]
     return 2 * least_arena(lifetimes) + 64
 
@@ -129,7 +129,30 @@ def encoder_bytes(program: Program, dtype: torch.dtype) -> int:
     return (1 + KEPT_WINDOWS) * whole
 
 
+def gathered_logit_bytes(program: Program) -> int:
+    """Return the bytes of a row of logits while they are gathered from all ranks; 0 of a whole model."""
+    return sum(
+        _exchange_columns(op.attrs["ranks"]) * torch.float32.itemsize
+        for op in program.ops
+        if op.name == "all_gather" and op.attrs["leader_only"]
+    )
+
+
+def _exchange_columns(ranks: tuple[int, ...]) -> int:
+    """Return the columns of a row in an exchange: this rank's, padded to the widest, and those of all."""
+    return (len(ranks) + 1) * max(ranks, default=0)
+
+
 def _work_bytes(program: Program, op: Op, dtype: torch.dtype) -> int:
-    """Return the bytes for a row's choices of experts: between their matrices, behind them, and sorted."""
+    """Return the bytes for a row within an op.
+
+    For its choices of experts: between their matrices, behind them, and sorted. For exchanges: what all
+    ranks send.
+    """
+    if op.name == "embed_part":
+        return _exchange_columns((op.width,) * len(op.attrs["ranks"])) * dtype.itemsize
+    if op.name == "all_gather":
+        return _exchange_columns(op.attrs["ranks"]) * dtype.itemsize
     hidden, inner = program.shapes[op.weights["down"][0]]
-    return int(op.attrs["per_token"]) * ((hidden + inner) * dtype.itemsize + 4 + 12)
+    columns = hidden + inner + _exchange_columns(op.attrs.get("ranks", ()))
+    return int(op.attrs["per_token"]) * (columns * dtype.itemsize + 4 + 12)

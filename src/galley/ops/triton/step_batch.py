@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import torch
 from galley.ops.batch import Batch
 from galley.ops.triton.tiles import SPLIT, Device
 from galley.types import BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from galley.ops.triton.ranks import TensorRanks
 
 Numbers = npt.NDArray[np.int32]
 
@@ -128,9 +131,16 @@ def _frequencies(inv_freq: tuple[float, ...], device: torch.device) -> torch.Ten
 class Staging:
     """Memory for batches of up to one shape, pinned on the host and on the device."""
 
-    def __init__(self, shape: Shape, groups: int, device: Device, blocks: int = 1 << 31) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        groups: int,
+        device: Device,
+        blocks: int = 1 << 31,
+        ranks: "TensorRanks | None" = None,
+    ) -> None:
         """Allocate the memory, for a KV cache of ``groups`` groups and ``blocks`` blocks."""
-        self.shape, self._blocks = shape, blocks
+        self.shape, self._blocks, self._ranks = shape, blocks, ranks
         sizes = [shape.rows] * 3 + [shape.rows * shape.adapted, shape.rows, shape.sequences + 1]
         sizes += [shape.wanted, 3 * shape.single, 3 * shape.tiles]
         sizes += [shape.rows * (shape.cross_width > 0), shape.sequences * shape.cross_width]
@@ -170,7 +180,7 @@ class Staging:
         Args:
             batch: the batch; token id -1 - d stands for ``drawn[d]``.
             single, tiles: tiles of attention, see :func:`tiles_of`.
-            drawn: token ids on the device, of the step before.
+            drawn: token ids on the device, of the step before; of several ranks, only rank 0 has them.
 
         Raises:
             ValueError: a table names a block that does not exist.
@@ -208,6 +218,8 @@ class Staging:
             # A draw without a choice is -1; its row's results are dropped.
             draws = drawn.index_select(0, (-1 - known).clamp_(min=0)).clamp_(min=0)
             torch.where(known < 0, draws, known, out=known)
+        if self._ranks is not None and min(batch.tokens, default=0) < 0:
+            self._ranks.broadcast(self.batch.tokens)
         self.batch.angles.clear()
         return self.batch
 

@@ -6,13 +6,15 @@ from typing import Final
 import torch
 
 from galley.graph.program import Op
-from galley.ops.triton import attention_steps, expert_steps, row_steps, speech_steps
+from galley.ops.triton import attention_steps, expert_steps, rank_steps, row_steps, speech_steps
 from galley.ops.triton.parts import Parts, Run, Step
 from galley.ops.triton.step_batch import StepBatch
 from galley.ops.triton.supported import ELEMENTWISE, check_program, gated_linears
 
 _BUILDERS: Final[Mapping[str, Callable[[Parts, Op], Step]]] = {
     "embed": row_steps.embed,
+    "embed_part": rank_steps.embed_part,
+    "all_gather": rank_steps.all_gather,
     "embed_positions": row_steps.embed_positions,
     "embed_types": row_steps.embed_types,
     "linear": row_steps.linear,

@@ -32,7 +32,7 @@ SUPPORTED: Final = frozenset(
     | {"attention", "rope_attention", "select_rows", "columns", "head_columns", "route", "experts"}
     | {"lora", "head_linear", "join_heads", "embed_positions", "embed_types"}
     | {"encoder_attention", "features", "im2col", "encoder_rows", "cross_kv", "cross_attention"}
-    | {"cross_weights"}
+    | {"cross_weights", "all_gather", "embed_part"}
     | ELEMENTWISE.keys()
 )
 """Ops that have kernels."""
@@ -99,13 +99,14 @@ def gated_linears(program: Program) -> tuple[dict[int, Op], set[int]]:
 def float32_buffers(program: Program) -> set[int]:
     """Return the buffers that are float32 whatever the activations are.
 
-    These are logits, with the buffers that ``scale`` or ``soft_cap`` turn into them, and the inputs and
-    results of ``route``: rounded logits might choose other experts, and bfloat16 has no numbers above 256.
+    These are logits, with the buffers that ``scale`` or ``soft_cap`` turn into them or ``all_gather`` puts
+    together, and the inputs and results of ``route``: rounded logits might choose other experts, and
+    bfloat16 has no numbers above 256.
     """
     writers = {b: op for op in program.ops for b in op.outputs}
     op = program.ops[-1]
     found = {*op.outputs[-1:]}
-    while op.name in ("scale", "soft_cap"):
+    while op.name in ("scale", "soft_cap", "all_gather"):
         op = writers[op.inputs[0]]
         found.add(op.output)
     for op in program.ops:

@@ -1,6 +1,7 @@
 """Choose tile sizes, warps and stages by matrix, number of rows and device. None changes a row's bits."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -45,6 +46,10 @@ class Device:
     def graphs(self) -> bool:
         """Whether launches can be captured and replayed."""
         return not INTERPRETED and self.torch.type == "cuda"
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context in which this is torch's current device, on which kernels are launched."""
+        return cuda.device(self.torch) if self.torch.type == "cuda" else nullcontext()
 
     def synchronize(self) -> None:
         """Wait for all launches."""

@@ -110,18 +110,21 @@ def _explained(message: str, model: type, path: Path) -> str:
     if bound := _BOUND.fullmatch(message):
         return f"must be {'at most' if bound[1] == '<=' else 'at least'} {bound[2]}"
     if message.startswith("Invalid enum value"):
+        choices = _choices(model, path)
+        if choices and isinstance(choices[0], bool):
+            return f"only {str(choices[0]).lower()} is supported"
         got = _shown(message.removeprefix("Invalid enum value ").strip("'"))
-        return f"{got} is not one of {', '.join(map(repr, _choices(model, path)))}"
+        return f"{got} is not one of {', '.join(map(repr, choices))}"
     return message[:1].lower() + message[1:]
 
 
 def _choices(model: type, path: Path) -> tuple[Any, ...]:
-    """Return the values that the Literal at ``path`` allows."""
+    """Return the values that the Literal at ``path`` allows, each once: several types may have it."""
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(model)]
     for step in path:
         kinds = [inner for kind in _members(kinds) for inner in _inside(kind, step)]
     literals = [kind for kind in _members(kinds) if isinstance(kind, msgspec.inspect.LiteralType)]
-    return tuple(value for literal in literals for value in literal.values)
+    return tuple(dict.fromkeys(value for literal in literals for value in literal.values))
 
 
 def _members(kinds: Sequence[msgspec.inspect.Type]) -> list[msgspec.inspect.Type]:

@@ -10,6 +10,7 @@ from galley.cache.directives import read_directives
 from galley.gateway.caller import Caller
 from galley.protocols.http.gateway_headers import scheduling_of
 from galley.protocols.http.header_times import time_in
+from galley.protocols.http.header_values import header_values
 from galley.service.releases import RELEASE_HEADER
 from galley.settings.config import MOST_TIMEOUT, Settings
 
@@ -31,9 +32,9 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         RequestError: the header is not a valid number of seconds, or one about caching or scheduling is
             invalid.
     """
-    state = request.state
-    scheduling = scheduling_of(request.headers, request.app.state.objectives)
-    seconds = time_in(request.headers, TIMEOUT_HEADER, timeout, unit="seconds", most=MOST_TIMEOUT)
+    state, headers = request.state, header_values(request.scope)
+    scheduling = scheduling_of(headers, request.app.state.objectives)
+    seconds = time_in(headers, TIMEOUT_HEADER, timeout, unit="seconds", most=MOST_TIMEOUT)
     return Caller(
         state.request_id,
         state.account,
@@ -41,12 +42,12 @@ def caller_of(request: HTTPConnection, *, timeout: float = math.inf) -> Caller:
         state.arrived,
         state.arrived + seconds,
         state.trace,
-        directives=read_directives(request.headers),
+        directives=read_directives(headers),
         headers=state.headers,
         flow=scheduling.flow,
         objective=scheduling.priority,
         first_token_by=state.arrived + scheduling.first_token_seconds,
-        release=request.headers.get(RELEASE_HEADER, ""),
+        release=headers.get(RELEASE_HEADER, ""),
     )
 
 

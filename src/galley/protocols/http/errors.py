@@ -46,6 +46,8 @@ except in answers to Anthropic's clients, which list models at OpenAI's path."""
 
 _ANTHROPIC: Final = VERSION.encode()
 
+_LENGTH: Final = b"content-length"
+
 _FIELD: Final = re.compile(r"\w+", re.ASCII)
 
 _SHOWN: Final = 100
@@ -76,13 +78,14 @@ class ErrorResponse(Response):
         """Note the error for the access log and send the response."""
         note_error(scope, self._error)
         self.body = msgspec.json.encode(envelope_of(scope)(self._error))
-        self.headers["content-length"] = str(len(self.body))
+        self.raw_headers = [header for header in self.raw_headers if header[0] != _LENGTH]
+        self.raw_headers.append((_LENGTH, b"%d" % len(self.body)))
         await super().__call__(scope, receive, send)
 
 
 def envelope_of(scope: Scope) -> Callable[[Exception], Mapping[str, Any]]:
     """Return the function that builds error bodies in the form that a request's client reads."""
-    if scope["path"].endswith(kserve.SUFFIX):
+    if kserve.PATHS.fullmatch(scope["path"]):
         return oip_answer.envelope
     for prefix, other in _ENVELOPES.items():
         if scope["path"].startswith(prefix):

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from starlette.datastructures import Headers
-
 from galley.errors import RequestError, SettingsError
 from galley.gateway.key_file import check_name
 from galley.protocols.http.header_times import time_in
@@ -35,11 +33,11 @@ class Scheduling:
     first_token_seconds: float = math.inf
 
 
-def scheduling_of(headers: Headers, objectives: Mapping[str, int] | None) -> Scheduling:
+def scheduling_of(headers: Mapping[str, str], objectives: Mapping[str, int] | None) -> Scheduling:
     """Read the headers.
 
     Args:
-        headers: those of the request.
+        headers: those of the request, by lower-case name.
         objectives: name of an objective -> priority; an unknown one counts as 0, as at a gateway. None: the
             headers are not trusted, and ignored.
 
@@ -60,6 +58,6 @@ def scheduling_of(headers: Headers, objectives: Mapping[str, int] | None) -> Sch
     return Scheduling(flow, objectives.get(headers.get(OBJECTIVE, ""), 0), _first_token(headers))
 
 
-def _first_token(headers: Headers) -> float:
+def _first_token(headers: Mapping[str, str]) -> float:
     most = MOST_TIMEOUT * 1000
     return time_in(headers, TTFT, math.inf, unit="milliseconds", most=most) / 1000

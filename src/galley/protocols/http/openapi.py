@@ -6,12 +6,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from galley import __version__
+from galley.errors import GalleyError
 from galley.protocols.common.errors import ErrorBody
+from galley.protocols.http.errors import answer_error
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 Schema: TypeAlias = dict[str, Any]
@@ -82,6 +86,7 @@ class Operation(Route):
             form: fields that the handler reads in addition to a file.
         """
         super().__init__(path, handler, methods=[method])
+        self.app = _answered_by(handler)
         self.method = method
         self.tag = tag
         self.answers = answers
@@ -96,6 +101,24 @@ class Operation(Route):
         answered = [part for answer in self.answers.values() for part in _media(answer).values()]
         named = [kind for part in answered for kind in _kinds(part)]
         return [*named, *(part for part in (self.body, self.form, self.error) if part is not None)]
+
+
+def _answered_by(handler: Handler) -> ASGIApp:
+    """Return an app that sends the handler's response, or that of an expected error.
+
+    Starlette's would do the same with more layers, through which every message of a stream passes.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            response = await handler(request)
+        except (GalleyError, HTTPException) as error:
+            response = await answer_error(request, error)
+            error.__traceback__ = None  # of an error that is raised again, it would grow
+        await response(scope, receive, send)
+
+    return app
 
 
 def document(routes: Sequence[BaseRoute]) -> Schema:

@@ -26,6 +26,20 @@ _LINE_ENDS: Final = tuple((c.encode(), json.dumps(c)[1:-1].encode()) for c in "\
 T = TypeVar("T")
 
 
+class Watched:
+    """A request whose server tells when its client has hung up, so that nothing has to wait for that.
+
+    Its ``receive`` is that of ASGI.
+
+    Attributes:
+        gone: whether the client has hung up, or the request was refused.
+        on_gone: called when that happens.
+    """
+
+    gone: bool = False
+    on_gone: Callable[[], None] | None = None
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, which is cancelled as soon as the client hangs up.
 
@@ -34,19 +48,70 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientGone: the client hung up first.
     """
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_disconnected(receive))
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    # The work runs in the caller's task: a task of its own costs further rounds of the loop.
+    hang_up = _HangUp(task)
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone("the client disconnected")
+        hang_up.watch(receive)
+        return await work
+    except asyncio.CancelledError:
+        if hang_up.happened and task.cancelling() == before + 1:
+            raise ClientGone("the client disconnected") from None
+        raise
     finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        hang_up.end()
+        if hang_up.happened:
+            task.uncancel()
         # An error refers to this frame, and the task to the error: they would stay until a collection.
-        del task, watch
+        del task, hang_up
+
+
+class _HangUp:
+    """Cancels a task when the client hangs up.
+
+    Attributes:
+        happened: whether it did.
+    """
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        """Watch nothing yet."""
+        self.happened = False
+        self._task: asyncio.Task[Any] | None = task
+        self._watched: Watched | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._earlier: Callable[[], None] | None = None
+
+    def watch(self, receive: Receive) -> None:
+        """Begin. A request of our own server tells it; of another, a further task has to wait for it."""
+        owner = getattr(receive, "__self__", None)
+        if isinstance(owner, Watched):
+            self._watched, self._earlier = owner, owner.on_gone
+            owner.on_gone = self._happens
+            if owner.gone:
+                self._happens()
+            return
+        self._watch = asyncio.ensure_future(_disconnected(receive))
+        self._watch.add_done_callback(self._ended)
+
+    def end(self) -> None:
+        """End: whatever happens from now on cancels nothing."""
+        self._task = None
+        if self._watched is not None:
+            self._watched.on_gone = self._earlier
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _ended(self, watch: "asyncio.Task[None]") -> None:
+        if not watch.cancelled():
+            watch.exception()
+            self._happens()
+
+    def _happens(self) -> None:
+        if self._task is not None and not self.happened:
+            self.happened = True
+            self._task.cancel()
 
 
 async def begun(receive: Receive, parts: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
@@ -210,8 +275,9 @@ def data_event(value: Mapping[str, Any]) -> bytes:
     data = msgspec.json.encode(value)
     # These do not end lines in an event stream, but Python clients that split text with
     # str.splitlines (such as httpx's iter_lines) would split the event. They occur only in strings.
-    for character, escaped in _LINE_ENDS:
-        data = data.replace(character, escaped)
+    if not data.isascii():
+        for character, escaped in _LINE_ENDS:
+            data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"
 
 

@@ -1,1 +1,1 @@
-"""KServe's inference protocol, version 1: ``/v1/models/{model}:predict``."""
+"""KServe's inference protocol, version 1, which is TensorFlow Serving's REST API."""

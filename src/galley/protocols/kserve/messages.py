@@ -1,16 +1,16 @@
-"""Requests and answers of KServe's protocol, version 1: rows of values, as TensorFlow Serving has them.
+"""Requests and answers of KServe's protocol, version 1, which is TensorFlow Serving's over REST.
 
-A row is the value of the only input, or an object with a value for each input; a prediction is the value of
-the only output, or an object with a value for each output.
+Values come row by row, or input by input. A row is the value of the only input, or an object with a value
+for each input; a prediction is the value of the only output, or an object with a value for each output. In
+the column form, whole tensors take the place of a row's values.
 """
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Any, TypedDict
-
-import msgspec
+from typing import Any, Final, Literal, TypedDict
 
 from galley.errors import RequestError
 from galley.protocols.common.messages import Strict
@@ -19,63 +19,121 @@ from galley.protocols.oip.tensor_data import tensor_of, values_of
 from galley.types import Tensor
 from galley.types.model_info import TensorInfo
 
-SUFFIX = ":predict"
+SUFFIX: Final = ":predict"
+
+PATHS: Final = re.compile(r"/v1/models/.+(:predict|/metadata|/versions/[^/]+)|/v1/config(/.*)?")
+"""The paths of the protocol, and those of OpenVINO Model Server next to them."""
 
 
 class PredictRequest(Strict, frozen=True, kw_only=True):
-    """Body of `POST /v1/models/{model}:predict`: `instances` are rows, which are computed together."""
+    """Body of `POST /v1/models/{model}:predict`: rows, which are computed together, or whole inputs.
 
-    instances: Annotated[list[Any], msgspec.Meta(min_length=1)]
+    `instances` is an array of rows; `inputs` is the value of the only input, or an object with a value for
+    each. The only signature of a model is `serving_default`.
+    """
+
+    instances: list[Any] | None = None
+    inputs: Any = None
+    signature_name: Literal["", "serving_default"] = ""
+
+    def __post_init__(self) -> None:
+        if (self.instances is None) == (self.inputs is None):
+            has = "neither" if self.instances is None else "both"
+            raise RequestError(
+                f"the request has {has} of instances (rows) and inputs (whole tensors); it takes one",
+                param="instances",
+            )
+        if self.instances == []:
+            raise RequestError("instances is empty; it takes at least one row", param="instances")
 
 
 class PredictResponse(TypedDict):
-    """Answer: a prediction for each row."""
+    """Answer to rows: a prediction for each."""
 
     predictions: list[Any]
 
 
+class ColumnResponse(TypedDict):
+    """Answer to whole inputs: the value of the only output, or an object with a value for each."""
+
+    outputs: Any
+
+
 def inputs_of(parsed: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
-    """Return the rows of a request as tensors of the model's inputs.
+    """Return the values of a request as tensors of the model's inputs.
 
     Raises:
-        RequestError: a row lacks an input, its values have other shapes than those of the first row, or are
-            not of the input's type; the error names the row.
+        RequestError: a row lacks an input, values have different shapes or are not of the input's type, or
+            the model has no such input; the error names the row or the input.
     """
+    names = [spec.name for spec in tensors.inputs]
+    if parsed.instances is not None:
+        columns, param = _columns(parsed.instances, names), "instances"
+    else:
+        columns, param = _named(parsed.inputs, names), "inputs"
     specs = {spec.name: spec for spec in tensors.inputs}
-    columns: dict[str, list[Any]] = {}
-    for index, row in enumerate(parsed.instances):
-        values = row if isinstance(row, dict) and "b64" not in row else None
-        if values is None:
-            if len(specs) != 1:
-                raise _wrong(index, f"is not an object with the inputs {', '.join(specs)}")
-            values = dict.fromkeys(specs, row)
-        first = values.keys() if index == 0 else columns.keys()
-        if values.keys() != first:
-            raise _wrong(index, f"has the inputs {_listed(values)}; row 0 has {_listed(columns)}")
-        for name, value in values.items():
-            columns.setdefault(name, []).append(value)
     made = []
     for name, column in columns.items():
         if name not in specs:
             raise RequestError(
                 f"there is no input {name[:100]!r}; the model's inputs are {', '.join(specs)}",
-                param="instances",
+                param=param,
             )
         datatype = specs[name].datatype
-        shape, data = _flat(column, name)
+        shape, data = _flat(column, name, param)
         if datatype == "BYTES":
-            data = [_text(value, name) for value in data]
+            data = [_text(value, name, param) for value in data]
         given = InferInput(name=name, shape=shape, datatype=datatype, data=data)
-        made.append(tensor_of(given, None, "instances"))
+        made.append(tensor_of(given, None, param))
     return made
 
 
-def predictions_of(outputs: Sequence[Tensor], rows: int) -> PredictResponse:
-    """Return the outputs as predictions.
+def _columns(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values of all rows by input, of which the first row has the names."""
+    columns: dict[str, list[Any]] = {}
+    for index, row in enumerate(rows):
+        values = row if isinstance(row, dict) and "b64" not in row else None
+        if values is None:
+            if len(names) != 1:
+                raise _wrong(index, f"is not an object with the inputs {', '.join(names)}")
+            values = dict.fromkeys(names, row)
+        first = values.keys() if index == 0 else columns.keys()
+        if values.keys() != first:
+            raise _wrong(index, f"has the inputs {_listed(values)}; row 0 has {_listed(columns)}")
+        for name, value in values.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _named(inputs: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values of a request by input."""
+    if isinstance(inputs, dict) and "b64" not in inputs:
+        return inputs
+    if len(names) != 1:
+        raise RequestError(
+            f"inputs is not an object with the inputs {', '.join(names)}", param="inputs"
+        )
+    return dict.fromkeys(names, inputs)
+
+
+def answer_of(
+    parsed: PredictRequest, outputs: Sequence[Tensor]
+) -> PredictResponse | ColumnResponse:
+    """Return the outputs in the form in which the request has its inputs.
 
     Raises:
-        RequestError: an output does not have a value for each row, or JSON cannot express its values.
+        RequestError: JSON cannot express an output's values, or, for rows, it has not a value for each.
     """
+    if parsed.instances is not None:
+        return _predictions(outputs, len(parsed.instances))
+    values = {tensor.name: _nested(values_of(tensor), tensor.shape) for tensor in outputs}
+    if len(values) == 1:
+        [only] = values.values()
+        return {"outputs": only}
+    return {"outputs": values}
+
+
+def _predictions(outputs: Sequence[Tensor], rows: int) -> PredictResponse:
     columns: dict[str, list[Any]] = {}
     for tensor in outputs:
         if tensor.shape[:1] != (rows,):
@@ -91,21 +149,22 @@ def predictions_of(outputs: Sequence[Tensor], rows: int) -> PredictResponse:
     return {"predictions": [{n: column[i] for n, column in columns.items()} for i in range(rows)]}
 
 
-def _flat(column: list[Any], name: str) -> tuple[list[int], list[Any]]:
+def _flat(value: Any, name: str, param: str) -> tuple[list[int], list[Any]]:
     """Return the shape of nested arrays of one length at each level, and their elements."""
-    shape, level = [len(column)], column
+    shape, level = list[int](), [value]
     while level and isinstance(level[0], list):
         length = len(level[0])
         if any(not isinstance(item, list) or len(item) != length for item in level):
-            raise RequestError(
-                f"the rows of input {name!r} have arrays of different lengths", param="instances"
-            )
+            raise RequestError(f"input {name!r} has arrays of different lengths", param=param)
         shape.append(length)
         level = list(chain.from_iterable(level))
     return shape, level
 
 
-def _nested(values: list[Any], shape: Sequence[int]) -> list[Any]:
+def _nested(values: list[Any], shape: Sequence[int]) -> Any:
+    """Return elements as arrays within arrays; that of a tensor without axes as it is."""
+    if not shape:
+        return values[0]
     for length in reversed(shape[1:]):
         if not length:
             return [[] for _ in range(shape[0])]
@@ -113,7 +172,7 @@ def _nested(values: list[Any], shape: Sequence[int]) -> list[Any]:
     return values
 
 
-def _text(value: Any, name: str) -> Any:
+def _text(value: Any, name: str, param: str) -> Any:
     """Return the text of ``{"b64": ...}``, or the value as it is."""
     if not (isinstance(value, Mapping) and value.keys() == {"b64"}):
         return value
@@ -121,7 +180,7 @@ def _text(value: Any, name: str) -> Any:
         return base64.b64decode(value["b64"], validate=True).decode()
     except (binascii.Error, ValueError, TypeError):
         raise RequestError(
-            f"input {name!r} has a b64 that is not the base64 of a text in UTF-8", param="instances"
+            f"input {name!r} has a b64 that is not the base64 of a text in UTF-8", param=param
         ) from None
 
 

@@ -26,6 +26,15 @@ UNSERVED: Final = (
 )
 """Triton's calls that are refused by name."""
 
+TENSORFLOW_SERVING: Final = {
+    "tensorflow.serving.PredictionService": (
+        *("Predict", "GetModelMetadata"),
+        *("Classify", "Regress", "MultiInference"),
+    ),
+    "tensorflow.serving.ModelService": ("GetModelStatus", "HandleReloadConfigRequest"),
+}
+"""Services of TensorFlow Serving and OpenVINO Model Server, with their calls: refused by name."""
+
 MESSAGES: Final = classes()
 
 _CONTENTS: Final = {

@@ -43,7 +43,7 @@ async function begin() {
   let last = null;
   talk = new Talk({
     model: byId("voice-model").value,
-    instructions: byId("voice-instructions").value.trim(),
+    instructions: byId("voice-instructions").value.trim() || undefined,
     turnDetection: turnDetection(byId("voice-turns").value),
     onState: (state) => (byId("voice-state").textContent = state),
     onPeak: (peak) => byId("voice-level").style.setProperty("--share", Math.sqrt(peak).toFixed(3)),

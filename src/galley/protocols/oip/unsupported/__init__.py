@@ -1,1 +1,1 @@
-"""Extensions of Triton that are refused by name."""
+"""Routes of Triton and OpenVINO Model Server that are refused by name."""

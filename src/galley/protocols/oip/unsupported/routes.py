@@ -1,4 +1,4 @@
-"""Extensions of Triton that are not served: their routes answer with an error that names them."""
+"""Routes of Triton and OpenVINO Model Server that are not served: an error names what to use."""
 
 from typing import Final
 
@@ -15,18 +15,22 @@ _INSTEAD: Final = {
     "trace": "The trace extension is not supported; the settings of tracing are those of the server",
     "logging": "The logging extension is not supported; the settings of the log are those of the server",
     "sharedmemory": "Shared memory is not supported; send tensors as binary data",
+    "list": "A file of models is not supported; POST /v2/repository/index lists the models",
+    "reload": "A file of models is not supported; POST /v2/repository/models/MODEL/load loads one again",
 }
 """Extension -> the error."""
 
 _PATHS: Final = {
-    "/models/{model:path}/config": "config",
-    "/models/stats": "stats",
-    "/models/{model:path}/stats": "stats",
-    "/trace/setting": "trace",
-    "/models/{model:path}/trace/setting": "trace",
-    "/logging": "logging",
+    "/v1/config": "list",
+    "/v1/config/reload": "reload",
+    f"{PREFIX}/models/{{model:path}}/config": "config",
+    f"{PREFIX}/models/stats": "stats",
+    f"{PREFIX}/models/{{model:path}}/stats": "stats",
+    f"{PREFIX}/trace/setting": "trace",
+    f"{PREFIX}/models/{{model:path}}/trace/setting": "trace",
+    f"{PREFIX}/logging": "logging",
     **{
-        f"/{kind}sharedmemory{region}/{action}": "sharedmemory"
+        f"{PREFIX}/{kind}sharedmemory{region}/{action}": "sharedmemory"
         for kind in ("system", "cuda")
         for region in ("", "/region/{region}")
         for action in ("status", "register", "unregister")
@@ -36,7 +40,7 @@ _PATHS: Final = {
 
 def routes() -> list[BaseRoute]:
     """Return the routes."""
-    return [_refusing(f"{PREFIX}{path}", _INSTEAD[kind]) for path, kind in _PATHS.items()]
+    return [_refusing(path, _INSTEAD[kind]) for path, kind in _PATHS.items()]
 
 
 def _refusing(path: str, message: str) -> BaseRoute:

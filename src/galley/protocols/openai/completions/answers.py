@@ -84,12 +84,9 @@ class _Echo:
 def _echoes(
     given: Sequence[str | list[int]],
     prompts: Sequence[list[int]],
-    parsed: CompletionRequest,
     tokenizer: Tokenizer,
 ) -> list[_Echo]:
-    """Return the echo of each prompt; an empty list if ``parsed`` wants no echo."""
-    if not parsed.echo:
-        return []
+    """Return the echo of each prompt."""
     return [
         _echo(prompt, token_ids, tokenizer)
         for prompt, token_ids in zip(given, prompts, strict=True)
@@ -162,7 +159,9 @@ class CompletionAnswer:
             )
             tokenizer = call.backend.require_text().tokenizer
             try:
-                echoes = await asyncio.to_thread(_echoes, given, prompts, parsed, tokenizer)
+                echoes = []
+                if parsed.echo:
+                    echoes = await asyncio.to_thread(_echoes, given, prompts, tokenizer)
             except BaseException:
                 generation.close()
                 raise
@@ -212,13 +211,16 @@ class CompletionAnswer:
     def _usage(self) -> Usage:
         return usage(self._generation.usage(), self._generation.receipt)
 
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield the generation's pieces, held back until their prompt's scores are known if needed.
-
-        A prompt is scored once, by its first choice; if an echo reports the scores, the other
-        choices wait for them.
-        """
+    def _pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield the generation's pieces, held back until their prompt's scores are known if needed."""
         scored = self._parsed.echo and self._parsed.logprobs is not None
+        return self._scored_pieces() if scored else self._generation.pieces()
+
+    async def _scored_pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield the generation's pieces, each after its prompt's scores.
+
+        A prompt is scored once, by its first choice; the other choices wait for the scores.
+        """
         held: dict[int, list[Piece]] = {}
         async with aclosing(self._generation.pieces()) as pieces:
             async for piece in pieces:
@@ -226,7 +228,7 @@ class CompletionAnswer:
                 if piece.prompt_logprobs is not None:
                     self._scores[prompt] = piece.prompt_logprobs
                 held.setdefault(prompt, []).append(piece)
-                if not scored or prompt in self._scores:
+                if prompt in self._scores:
                     for ready in held.pop(prompt):
                         yield ready
 

@@ -109,7 +109,9 @@ class Connection:
         self._flushes: set[asyncio.Task[None]] = set()
 
     def _conversation_with(self, party: Party) -> Conversation:
-        answers = Answers(modality="text" if party.voice is None else "audio")
+        answers = Answers(
+            modality="text" if party.voice is None else "audio", instructions=party.instructions
+        )
         settings = ConversationSettings(model=party.name, source=self._settings, answers=answers)
         caller = self._call.caller
         return Conversation(settings, party.models, caller, party.voice, self, send=self._send)

@@ -99,7 +99,7 @@ class Conversation:
             models.language,
             # Readings are never charged: they only make answers sooner.
             lambda part: self._part(f"{caller.request_id}_{part}", Draft(caller.account)),
-            audio.end_after,
+            self._end_after,
         )
         self._turn, self._said = -1, ""
         """The turn that is being spoken, and its final words."""
@@ -191,6 +191,7 @@ class Conversation:
             case live.Completed():
                 item = self._items.named(item_id)
                 item.text, item.waits = event.text.strip(), False
+                self._turn_ends.ended(item.text)
                 if self._times is not None:
                     self._times.transcript = self._times.transcript or time.monotonic()
                 await self._answer(item)
@@ -209,6 +210,11 @@ class Conversation:
         """Return the conversation with what the caller is saying."""
         messages = [*self._items.messages(), {"role": "user", "content": text}]
         return self.settings.answers.conversation(messages)
+
+    async def _end_after(self, turn: int, silence_ms: int) -> None:
+        if self._times is not None:
+            self._times.silence_ms = silence_ms
+        await self._audio.end_after(turn, silence_ms)
 
     def _read_ahead(self) -> None:
         if self._answers_turns:

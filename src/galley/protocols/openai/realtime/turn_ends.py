@@ -6,11 +6,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from galley.errors import GalleyError
 from galley.gateway.caller import Caller
 from galley.gateway.turn_end import UnmarkedEnd, turn_end
 from galley.protocols.openai.realtime.eagerness import Eagerness, silence_ms
 from galley.protocols.openai.realtime.response import ENDPOINT, Find
+from galley.protocols.openai.realtime.sentence_ends import SentenceEnds
 from galley.speech.options import TurnOptions
 from galley.tools.conversation import Conversation
 
@@ -41,6 +44,11 @@ class TurnEnds:
         self._judging: asyncio.Task[None] | None = None
         self._warmed = 0
         self._unmarked = False
+        self._sentence_ends = SentenceEnds()
+
+    def ended(self, text: str) -> None:
+        """Learn from the transcript of a turn that is over."""
+        self._sentence_ends.take(text)
 
     def warm(self, conversation: Conversation) -> None:
         """Read a conversation whose last message is still being said, if enough of it is new.
@@ -90,7 +98,10 @@ class TurnEnds:
 
     async def _judge(self, turn: int, conversation: Conversation, eagerness: Eagerness) -> None:
         try:
-            silence = silence_ms(await self._read(conversation), eagerness)
+            read = await self._read(last_turn_alone(conversation))
+            text = conversation.messages[-1]["content"]
+            probability = self._sentence_ends.weighed(read, text)
+            silence = silence_ms(probability, eagerness)
         except UnmarkedEnd as error:
             silence = TurnOptions().silence_duration_ms
             if not self._unmarked:
@@ -102,6 +113,16 @@ class TurnEnds:
         # What follows may end this turn, and with it what cancels this task.
         self._judging = None
         await self._end_after(turn, silence)
+
+
+def last_turn_alone(conversation: Conversation) -> Conversation:
+    """Return the instructions and the last message.
+
+    Earlier turns mislead a small model about the end of this one, and tell a larger one little.
+    """
+    *before, last = conversation.messages
+    head = [message for message in before[:1] if message["role"] == "system"]
+    return msgspec.structs.replace(conversation, messages=[*head, last])
 
 
 def report(task: asyncio.Task[None]) -> None:

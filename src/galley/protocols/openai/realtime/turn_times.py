@@ -17,6 +17,7 @@ class TurnTimes:
         endpoint: when the turn was found to be over.
         first_words: when the first piece to speak was written.
         first_audio: when its first audio was made.
+        silence_ms: the silence that was to end the turn, as its end was judged.
         sent: whether the event was sent.
     """
 
@@ -26,6 +27,7 @@ class TurnTimes:
     endpoint: float | None = None
     first_words: float | None = None
     first_audio: float | None = None
+    silence_ms: int | None = None
     sent: bool = False
 
     def of_another_answer(self) -> "TurnTimes":
@@ -45,6 +47,7 @@ class TurnTimes:
             "type": "response.timing",
             "response_id": response_id,
             "speech_end_ms": self.spoken_to_ms,
+            "silence_ms": self.silence_ms,
             **{name: self._since(at) for name, at in times.items()},
         }
 

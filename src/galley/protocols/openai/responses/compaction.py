@@ -1,7 +1,8 @@
 """``/v1/responses/compact``: a conversation, shortened to its messages and a summary of the rest.
 
-What users, systems and developers wrote is kept word for word. The model summarizes what it said, thought
-and called, and what tools returned; the summary is an item of the type ``compaction``.
+What users, systems and developers wrote is kept word for word, and so are calls whose outputs are still to
+come. The model summarizes what it said, thought and called, and what tools returned; the summary is an item
+of the type ``compaction``.
 """
 
 import time
@@ -68,11 +69,11 @@ async def compacted(
         GalleyError: the request is refused or fails (mapped by ``errors.to_api_error``).
     """
     earlier = await earlier_items(parsed, caller, store)
-    items = parsed.items()
-    given = ResponseCountRequest(input=items, instructions=parsed.instructions)
+    said, pending = _without_pending_calls([*earlier, *parsed.items()])
+    given = ResponseCountRequest(input=said, instructions=parsed.instructions)
     with named_as_given(), opened(Call(served, COMPACT, caller)) as call:
         caller.keep_seconds = parsed.keep_seconds
-        conversation = _with_request(given.as_conversation(earlier))
+        conversation = _with_request(given.as_conversation([]))
         call.check_early(0)
         most = min(_MOST_TOKENS, max(1, call.info.max_request_tokens // _PART))
         params = SamplingParams(max_tokens=most)
@@ -95,9 +96,24 @@ async def compacted(
         "id": f"resp_{name}",
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [*_kept([*earlier, *items], name), _summary_item(summary, name)],
+        "output": [*_kept(said, name), _summary_item(summary, name), *listed(pending, name)],
         "usage": used,
     }
+
+
+def _without_pending_calls(
+    items: Sequence[InputItem],
+) -> tuple[list[InputItem], list[InputItem]]:
+    """Return the items other than calls whose outputs are still to come, and these calls.
+
+    Their outputs come with the conversation's next request, which is refused if the calls are gone.
+    """
+    answered = {one.call_id for one in items if one.type == "function_call_output"}
+    pending = [one.type == "function_call" and one.call_id not in answered for one in items]
+    return (
+        [one for one, waits in zip(items, pending, strict=True) if not waits],
+        [one for one, waits in zip(items, pending, strict=True) if waits],
+    )
 
 
 def _with_request(conversation: Conversation) -> Conversation:

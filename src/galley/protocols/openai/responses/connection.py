@@ -39,9 +39,6 @@ from galley.protocols.openai.responses.store import Responses
 
 log = logging.getLogger("galley.server")
 
-MOST_SECONDS: Final = 3600.0
-"""Time after which a connection takes no more requests, as in OpenAI's API."""
-
 MOST_LANES: Final = 32
 MOST_AT_A_TIME: Final = 16
 """Lanes with a name, and responses in progress, of each connection: as in OpenAI's API."""
@@ -143,8 +140,9 @@ class Connection:
         draining = asyncio.create_task(lifecycle.draining())
         losing = asyncio.create_task(self._lost.wait())
         ends = {listening, draining, losing}
+        most = self._models.settings.responses_websocket_seconds
         try:
-            await asyncio.wait(ends, timeout=MOST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=most, return_when=asyncio.FIRST_COMPLETED)
             if losing.done():
                 raise ClientGone("the client disconnected")
             if listening.done():
@@ -158,7 +156,7 @@ class Connection:
             await self._refuse(
                 ApiError(
                     400,
-                    f"The connection has been open for {MOST_SECONDS:g} seconds; open another one",
+                    f"The connection has been open for {most} seconds; open another one",
                     code="websocket_connection_limit_reached",
                 ),
                 None,

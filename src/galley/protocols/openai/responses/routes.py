@@ -30,7 +30,7 @@ from galley.protocols.openai.responses.answers import (
     named_as_given,
 )
 from galley.protocols.openai.responses.compaction import COMPACT, CompactedResponse, compacted
-from galley.protocols.openai.responses.connection import MOST_SECONDS, Connection
+from galley.protocols.openai.responses.connection import Connection
 from galley.protocols.openai.responses.lanes import ConnectionResponses, connection_store
 from galley.protocols.openai.responses.replay import RetrieveQuery, replayed
 from galley.protocols.openai.responses.resuming import Resuming, not_found
@@ -186,7 +186,8 @@ def routes(models: Registry) -> Sequence[BaseRoute]:
 def _connections(models: Registry, store: Responses) -> Sequence[BaseRoute]:
     """Return the routes of WebSockets."""
     settings = models.settings
-    kept = connection_store(settings.stored_response_bytes, MOST_SECONDS)
+    most = settings.responses_websocket_seconds
+    kept = connection_store(settings.stored_response_bytes, most)
 
     async def connected(socket: WebSocket) -> None:
         """Answer conversations on a WebSocket, as OpenAI's Responses API does."""

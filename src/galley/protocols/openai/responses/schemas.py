@@ -350,8 +350,7 @@ def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
                 turns.append({"role": role, "content": _text(item.content)})
                 continue
             case "compaction":
-                own = None
-                _compact(turns, summary_of(item.encrypted_content or ""))
+                own = _compact(turns, summary_of(item.encrypted_content or ""))
                 continue
             case "function_call_output":
                 own = None
@@ -383,19 +382,20 @@ def _turns(items: list[InputItem]) -> list[dict[str, Any]]:
     return turns
 
 
-def _compact(turns: list[dict[str, Any]], summary: str) -> None:
-    """Add the summary of what was between and after the user messages that were kept.
+def _compact(turns: list[dict[str, Any]], summary: str) -> dict[str, Any]:
+    """Add the summary of what was between and after the user messages that were kept; return its message.
 
-    These become one message, since many templates require that roles alternate.
+    These become one message, since many templates require that roles alternate; for the same reason, calls
+    that follow the summary join its message.
     """
     said: list[str] = []
     while turns and turns[-1]["role"] == "user":
         said.insert(0, turns.pop()["content"])
     if said:
         turns.append({"role": "user", "content": "\n\n".join(said)})
-    turns.append(
-        {"role": "assistant", "content": f"Summary of the conversation so far:\n\n{summary}"}
-    )
+    said_so_far = f"Summary of the conversation so far:\n\n{summary}"
+    turns.append({"role": "assistant", "content": said_so_far})
+    return turns[-1]
 
 
 def _text(content: str | list[ContentPart] | None) -> str:

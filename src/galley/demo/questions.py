@@ -66,7 +66,7 @@ class Question:
     Attributes:
         wordings: ways to ask it; all have the same answer. ``{product}`` etc. are slots; ``{city2}`` is
             a second one of its kind.
-        opposites: wordings that have another answer: negated, or with an opposite word.
+        opposites: wordings that have another answer: negated, with an opposite word, or another action.
     """
 
     wordings: tuple[str, ...]
@@ -85,6 +85,8 @@ QUESTIONS = (
         (
             "How do I keep the {product} after asking for a return?",
             "I do not want to return the {product}. What now?",
+            "How do I exchange the {product}?",
+            "What is the way to repair the {product}?",
         ),
     ),
     Question(
@@ -134,7 +136,10 @@ QUESTIONS = (
             "How can I connect my {product} to the internet?",
             "Please explain how to connect the {product} to the internet.",
         ),
-        ("How do I disconnect the {product} from the internet?",),
+        (
+            "How do I disconnect the {product} from the internet?",
+            "How do I upgrade the {product} over the internet?",
+        ),
     ),
     Question(
         (
@@ -164,6 +169,7 @@ QUESTIONS = (
         (
             "How do I remove {n} users from my plan?",
             "I want to remove {n} users from my plan, how do I do that?",
+            "How do I verify {n} users of my plan?",
         ),
     ),
     Question(
@@ -256,7 +262,11 @@ QUESTIONS = (
             "I would like to move my appointment to {date}, can I?",
             "Could you move my appointment to {date}?",
         ),
-        ("Can I move my appointment from {date}?", "Can I cancel my appointment on {date}?"),
+        (
+            "Can I move my appointment from {date}?",
+            "Can I cancel my appointment on {date}?",
+            "Can I confirm my appointment on {date}?",
+        ),
     ),
     Question(
         (
@@ -275,7 +285,12 @@ QUESTIONS = (
             "Please tell me how to reset my password.",
             "I need to reset my password, how do I do that?",
         ),
-        ("How do I avoid resetting my password?", "Why can't I reset my password?"),
+        (
+            "How do I avoid resetting my password?",
+            "Why can't I reset my password?",
+            "How do I unlock my password?",
+            "How do I delete my password?",
+        ),
     ),
     Question(
         (
@@ -284,7 +299,12 @@ QUESTIONS = (
             "How can I get my account unlocked?",
             "Please explain how to unlock my account.",
         ),
-        ("How do I lock my account?", "What do I have to do to lock my account?"),
+        (
+            "How do I lock my account?",
+            "What do I have to do to lock my account?",
+            "How do I reset my account?",
+            "What do I have to do to close my account?",
+        ),
     ),
     Question(
         (
@@ -302,7 +322,12 @@ QUESTIONS = (
             "How can I cancel my contract?",
             "I want to cancel my contract, how do I do that?",
         ),
-        ("How do I renew my contract?", "How do I not cancel my contract by accident?"),
+        (
+            "How do I renew my contract?",
+            "How do I not cancel my contract by accident?",
+            "How do I transfer my contract?",
+            "What is the way to change my contract?",
+        ),
     ),
     Question(
         (
@@ -320,7 +345,12 @@ QUESTIONS = (
             "Where is the {product} sold in {city}?",
             "Tell me where I can buy the {product} in {city}.",
         ),
-        ("Where can I sell the {product} in {city}?", "When can I buy the {product} in {city}?"),
+        (
+            "Where can I sell the {product} in {city}?",
+            "When can I buy the {product} in {city}?",
+            "Where can I repair the {product} in {city}?",
+            "Where can I rent the {product} in {city}?",
+        ),
     ),
     Question(
         (
