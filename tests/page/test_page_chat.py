@@ -146,6 +146,9 @@ def test_thinking_stands_apart_from_the_answer(browser: Browser, tmp_path: Path)
     assert thinking.get_attribute("open")
     browser.all(".thinking summary")[0].send_keys(Keys.ENTER)
     assert not thinking.get_attribute("open")
+    # The page asks its server, which has ended, for metrics every second, and complains.
+    browser.driver.get("about:blank")
+    browser.complaints()
 
 
 def test_a_refusal_shows_the_servers_message(signed_in: Browser) -> None:

@@ -29,7 +29,8 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "the available memory|longer than 2 s",  # whichever limit is reached first
     ),
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
-    "panics": (PANICS * 40 + "b", "tokenizer failed on this text"),
+    # A machine that is busy does not get as far as the failure.
+    "panics": (PANICS * 40 + "b", "tokenizer failed on this text|longer than 2 s"),
 }
 """Short texts, and their errors."""
 
