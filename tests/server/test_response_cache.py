@@ -517,6 +517,10 @@ def test_answers_outlast_the_server_and_end_with_the_model(model: Path, tmp_path
         again = ask(server)
         assert did(again) == "hit"
         assert again.json()["choices"] == first.json()["choices"]
+        for expected in ("miss", "hit"):  # whole answers of another protocol
+            body = {"text_input": "hello", "parameters": {"temperature": 0, "max_tokens": 8}}
+            url = f"{server.url}/v2/models/tiny/generate"
+            assert did(httpx.post(url, json=body, timeout=60)) == expected
         # The template renders a different prompt.
         other = (folder / "chat_template.jinja").exists()
         config = folder / ("chat_template.jinja" if other else "tokenizer_config.json")
