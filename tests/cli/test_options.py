@@ -221,6 +221,14 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert done.stderr == f"galley: {tmp_path}/file/out: Not a directory\n"
 
 
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "galley", "ps", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "galley: No space left on device\n"
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = galley("run", str(tmp_path / "nowhere"), "hello", "--log-level", "debug")
     assert done.returncode == 1

@@ -62,6 +62,21 @@ def test_a_mark_at_the_end_of_a_transcript_makes_the_end_of_a_turn_likelier() ->
     assert ends.weighed(0.0, "It is.") == 0.0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is.",
+        '"It is."',
+        "(It is.)",
+        "\u201eFertig.\u201d",
+        "\u0646\u0639\u0645\u061f",
+        "\u0939\u0948\u0964",
+    ],
+)
+def test_sentences_end_with_marks_of_many_scripts_and_quotes_after_them(text: str) -> None:
+    assert SentenceEnds().weighed(0.02, text) == pytest.approx(0.06)
+
+
 def test_a_turn_is_judged_without_those_before_it() -> None:
     system, *turns = [
         {"role": role, "content": role} for role in ("system", "user", "assistant", "user")

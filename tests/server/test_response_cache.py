@@ -496,6 +496,7 @@ def test_what_is_saved_is_counted(server: Server, prompt: list[int]) -> None:
 
 def test_answers_outlast_the_server_and_end_with_the_model(model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "tiny"))
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
     settings = SETTINGS | {
         "response_cache": "exact",
         "response_cache_store": tmp_path / "answers.sqlite",
@@ -517,6 +518,16 @@ def test_answers_outlast_the_server_and_end_with_the_model(model: Path, tmp_path
         again = ask(server)
         assert did(again) == "hit"
         assert again.json()["choices"] == first.json()["choices"]
+        for expected in ("miss", "hit"):  # whole answers of another protocol
+            body = {"text_input": "hello", "parameters": {"temperature": 0, "max_tokens": 8}}
+            url = f"{server.url}/v2/models/tiny/generate"
+            assert did(httpx.post(url, json=body, timeout=60)) == expected
+            compacted = httpx.post(
+                f"{server.url}/v1/responses/compact",
+                json={"model": "tiny", "input": "hello"},
+                timeout=60,
+            )
+            assert did(compacted) == expected
         # The template renders a different prompt.
         other = (folder / "chat_template.jinja").exists()
         config = folder / ("chat_template.jinja" if other else "tokenizer_config.json")

@@ -155,6 +155,22 @@ def test_a_client_that_is_gone_already(new: Any) -> None:
     asyncio.run(main())
 
 
+def test_work_without_a_wait_for_a_client_that_is_gone_already(new: Any) -> None:
+    """What the caller waits for after it is not cancelled."""
+
+    async def main() -> None:
+        client = new()
+        client.hang_up()
+
+        async def work() -> str:
+            return "done"
+
+        assert await while_connected(client.receive, work()) == "done"
+        await rounds()
+
+    asyncio.run(main())
+
+
 def test_work_within_work() -> None:
     """The inner one sees the client hang up, and after it the outer one would."""
 

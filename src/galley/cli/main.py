@@ -1,5 +1,6 @@
 """The entry point: commands are registered here, and errors become one line and an exit code."""
 
+import errno
 import logging
 import os
 import sys
@@ -95,15 +96,17 @@ def main() -> None:
         print(f"galley: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
     except OSError as error:
-        if error.filename is None:
+        # A file or folder that the user named, or a disk that is full: writing to an open file names none.
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # A file or folder that the user named, or on a disk that is full.
         logging.getLogger("galley").debug("the command failed", exc_info=error)
-        print(f"galley: {_path(error)}: {error.strerror}", file=sys.stderr)
+        print(f"galley: {_path(error)}{error.strerror}", file=sys.stderr)
         sys.exit(1)
 
 
 def _path(error: OSError) -> str:
-    """Return the file that an error is about."""
+    """Return the file that an error is about and a colon; nothing if the error names none."""
     name = error.filename
-    return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
+    if name is None:
+        return ""
+    return f"{os.fsdecode(name) if isinstance(name, str | bytes) else name}: "

@@ -76,8 +76,8 @@ async def read(
     models.expect(task, caller)
     parsed = await body.read(request, schema, max_bytes=settings.max_body_bytes)
     note_prompt(caller, prompt(parsed), settings)
-    # Ollama streams unless the request says otherwise.
-    caller.streams = bool(getattr(parsed, "streamed", getattr(parsed, "stream", True)))
+    # "streamed": Ollama streams unless the request says otherwise.
+    caller.streams = bool(getattr(parsed, "streamed", getattr(parsed, "stream", False)))
     return parsed, caller
 
 

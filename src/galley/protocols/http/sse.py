@@ -90,7 +90,9 @@ class _HangUp:
             self._watched, self._earlier = owner, owner.on_gone
             owner.on_gone = self._happens
             if owner.gone:
-                self._happens()
+                # Later: a task that is cancelled while it runs is cancelled at its next wait, even if
+                # the work is done before that.
+                asyncio.get_running_loop().call_soon(self._happens)
             return
         self._watch = asyncio.ensure_future(_disconnected(receive))
         self._watch.add_done_callback(self._ended)

@@ -39,6 +39,7 @@ def routes(models: Registry) -> list[Operation]:
         name = repository.find_version(models, path["model"], path.get("version", "")).name
         parsed = await body.read(request, GenerateRequest, max_bytes=settings.max_body_bytes)
         note_prompt(caller, parsed.text_input, settings)
+        caller.streams = stream
         served = await while_connected(request.receive, models.find(name, "generate", caller))
         start = GenerateAnswer.start(served, parsed, caller, stream=stream)
         started = await while_connected(request.receive, start)

@@ -2,7 +2,10 @@
 
 from typing import Final
 
-_MARKS: Final = tuple(".?!\u3002\uff1f\uff01")
+_MARKS: Final = tuple(".?!\u3002\uff1f\uff01\u061f\u06d4\u0964")
+"""Also those of Chinese and Japanese, Arabic, Urdu and Hindi."""
+_CLOSING: Final = "\"')]\u201d\u2019\u00bb\u300d\u300f"
+"""Quotes and brackets that may follow a mark."""
 _TRAILS_OFF: Final = ("...", "\u2026")
 _MARKED: Final = 3.0
 _UNMARKED: Final = 0.1
@@ -34,6 +37,6 @@ class SentenceEnds:
         """
         if self._without >= _PATIENCE:
             return probability
-        text = text.rstrip()
+        text = text.rstrip().rstrip(_CLOSING)
         marked = text.endswith(_MARKS) and not text.endswith(_TRAILS_OFF)
         return min(1.0, probability * (_MARKED if marked else _UNMARKED))
