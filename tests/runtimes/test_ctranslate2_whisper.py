@@ -125,7 +125,7 @@ def test_a_language_that_the_library_does_not_detect_has_to_be_named(
     [[output]] = transcribe(engine, [features(1)], params, rules, PROMPT[:1])
     assert output.finish_reason == "error"
     assert output.refused
-    assert "name the language" in str(output.error)
+    assert "set language" in str(output.error)
 
 
 @pytest.fixture(scope="module")

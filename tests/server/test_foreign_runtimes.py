@@ -95,7 +95,7 @@ def test_what_it_does_not_do_is_refused_and_listed(whisper: Server) -> None:
             timestamp_granularities=["word"],
         )
     assert error.value.param == "timestamp_granularities"
-    with pytest.raises(openai.BadRequestError, match="name the language"):
+    with pytest.raises(openai.BadRequestError, match="set language"):
         client.audio.transcriptions.create(
             model="tiny", file=("tones.wav", recording(1)), extra_body={"vad": False}
         )

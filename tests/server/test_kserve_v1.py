@@ -84,8 +84,8 @@ def test_several_inputs_and_texts(server: Server) -> None:
         ("pair", {"inputs": [[1, 2]]}, 400, "inputs is not an object with the inputs a, b"),
         ("pair", {"inputs": {"a": [[1, 2], [3]], "b": [1]}}, 400, "arrays of different lengths"),
         ("pair", {"inputs": {"a": [[1], [2]], "c": [1]}}, 400, "there is no input 'c'"),
-        ("trees", {"inputs": [[1, 2, 3, 4]], "instances": [[1, 2, 3, 4]]}, 400, "has both of instances"),
-        ("trees", {}, 400, "has neither of instances"),
+        ("trees", {"inputs": [[1, 2, 3, 4]], "instances": [[1, 2, 3, 4]]}, 400, "has both instances"),
+        ("trees", {}, 400, "has neither instances"),
         ("trees/versions/2", {"instances": [[1, 2, 3, 4]]}, 404, "has no version '2'"),
     ],
 )  # fmt: skip

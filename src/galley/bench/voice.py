@@ -51,8 +51,8 @@ class Turn:
         total: seconds from the end of speech to the first audio; None: the turn was cut off, and nothing
             answered its rest.
         parts: seconds from the end of speech until each of :data:`PARTS` was ready; None: unknown.
-        silence: seconds of silence that were to end the turn, as the language model judged it; None: it was
-            not judged.
+        silence: seconds of silence before the turn was to end, as the language model judged it; None: it
+            was not judged.
         interruption: seconds from the beginning of speech until the answer before was stopped, if it was
             still being heard.
     """

@@ -208,7 +208,7 @@ donate
 """
 
 ACTIONS: Final = tuple(words(line) for line in _ACTIONS.strip().splitlines())
-"""Groups of words for things that can be done, of which those of a group may mean the same.
+"""Groups of words for actions; words of one group may mean the same.
 
 A word may be in several groups. Left out are words that are as often names of things (order, charge,
 report), and those of which many mean the same in some sentence (add, pay, send, receive).
@@ -230,7 +230,7 @@ video
 """
 
 THINGS: Final = tuple(words(line) for line in _THINGS.strip().splitlines())
-"""Groups of words for things that something is done to, as :data:`ACTIONS`."""
+"""Groups of words for the objects of actions; words of one group may mean the same."""
 
 PREFIXES: Final = ("un", "in", "im", "ir", "il", "dis", "non", "non-", "de", "mis", "anti", "anti-")
 """Beginnings that make a word's opposite."""

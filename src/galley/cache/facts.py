@@ -188,12 +188,12 @@ class Facts:
 
     @cached_property
     def actions(self) -> set[str]:
-        """The stems of the words for things that can be done."""
+        """The stems of the words for actions."""
         return {each for word in self.words if (each := stem(word)) in SAME_ACTIONS}
 
     @cached_property
     def things(self) -> set[str]:
-        """The stems of the words for things that something is done to."""
+        """The stems of the words for the objects of actions."""
         return {each for word in self.words if (each := stem(word)) in SAME_THINGS}
 
     @cached_property
@@ -294,7 +294,7 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
 
 
 def _differ(first: set[str], second: set[str], alike: Mapping[str, set[str]]) -> bool:
-    """Return whether each text has a word that the other lacks by any name."""
+    """Return whether each text has a word for which the other has no synonym."""
     return all(
         any(alike[word].isdisjoint(others) for word in own)
         for own, others in ((first, second), (second, first))

@@ -78,7 +78,7 @@ def voice(
     Callers speak the recordings at their own pace, in turn, and wait for the end of an answer before they
     speak again, or interrupt it. A turn that the server ends before the recording does is a cut-off.
     Times of the parts are those of the server, from the end of speech; they overlap. With --eagerness,
-    "silence" is the one that was to end a turn as the model judged it: 0 if it was sure.
+    "silence" is how long the model let the silence last before a turn ended: 0 if it was sure.
     """
     check_folders(json=json_file)
     from galley.bench.voice import Call, converse, read_recording

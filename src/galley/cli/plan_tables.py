@@ -107,7 +107,7 @@ def print_choice(predictions: "Sequence[Prediction]", goal: "Goal") -> None:
     best = cheapest([p for p in predictions if p.is_reached], goal)
     if best is None:
         print(
-            "No machine of the table that Galley is fast on has room for this load and meets the goal:"
+            "No machine of the table with a fast executor has room for this load and meets the goal:"
         )
     else:
         print(f"The cheapest machine that meets the goal: {_priced(best)}")

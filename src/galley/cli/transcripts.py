@@ -1,4 +1,4 @@
-"""Writes the transcripts of recordings, of one while it is read or of several that are read together."""
+"""Writes transcripts: of one recording while it is read, or of several that are read at a time."""
 
 import shutil
 import sys

@@ -93,7 +93,7 @@ class Listener:
 
     async def _connected(self, raw: socket.socket) -> None:
         """Shake hands, and serve the other side."""
-        peer = "a stranger"
+        peer = "an unknown address"
         try:
             peer = str(raw.getpeername())
             channel = await self._greeted(raw)

@@ -1,4 +1,7 @@
-"""What competing tenants hold of the seats and blocks, compared with their shares by weight."""
+"""What competing tenants hold of the seats and blocks, compared with their shares by weight.
+
+A seat is a place among the running sequences, of which there are ``max_running``.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
@@ -7,7 +10,7 @@ from galley.engine.fair_share import FairShare
 from galley.engine.sequence import Sequence
 
 Resource: TypeAlias = tuple[Callable[[Sequence], int], int]
-"""How much of it a sequence holds, and its capacity."""
+"""A function that returns how much of the resource a sequence holds, and the resource's capacity."""
 
 
 def seats_of(sequence: Sequence) -> int:

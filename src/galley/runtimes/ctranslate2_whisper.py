@@ -135,7 +135,7 @@ class CTranslate2Whisper(BatchedRuntime[Transcribe]):
         if rules.allowed_tokens and not self._model.is_multilingual:
             raise RequestError(
                 "engine ctranslate2 does not detect the language with this model, because its vocabulary "
-                "is not that of Whisper's models of several languages: name the language",
+                "is not that of a multilingual Whisper; set language",
                 param="language",
             )
         if not set(rules.allowed_tokens) <= set(speech.languages.values()):

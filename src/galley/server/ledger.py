@@ -90,7 +90,7 @@ def _lines(rows: Iterable[tuple[str, int, str]]) -> list[str]:
 
 
 def _inputs(model: str, ledger: Ledger) -> str:
-    """Report how the inputs of linear layers are rounded, where the loss was measured, and how to."""
+    """Report how inputs of linear layers are rounded, a loss that was measured, and how to measure it."""
     if ledger.inputs == "float32":
         return "float32, not rounded"
     how = f"rounded to {ledger.inputs}"
@@ -99,7 +99,7 @@ def _inputs(model: str, ledger: Ledger) -> str:
     if ledger.static_inputs:
         how += f", of {ledger.static_inputs} matrices by the checkpoint's static scales"
     elif ledger.inputs in _MEASURED:
-        how += f"; {_MEASURED[ledger.inputs]} % other likeliest tokens with {_MEASURED_WITH}"
+        how += f"; changed {_MEASURED[ledger.inputs]} % of {_MEASURED_WITH}'s likeliest tokens"
     return f"{how}; galley eval quality {model} measures the loss"
 
 

@@ -116,15 +116,15 @@ class EngineSettings:
     executor: ExecutorName = setting(
         "auto",
         "Model",
-        "implementation that runs the model; auto: cpu on device cpu; gpu on cuda, or reference if triton "
-        "is not installed or the model has no kernels",
+        "implementation that runs the model; auto: cpu on device cpu; gpu on cuda, or reference where "
+        "triton or kernels for the model are missing",
         common=True,
     )
     device: str = setting(
         "cpu",
         "Model",
-        "device that runs the model: cpu, or with executor gpu or reference cuda, cuda:1; with "
-        "tensor_parallel one for each rank: cuda (the first ones), or a list such as cuda:2,cuda:3",
+        "device that runs the model: cpu, cuda or cuda:1; with tensor_parallel a GPU for each rank: cuda "
+        "(the first ones), or a list such as cuda:2,cuda:3",
         common=True,
     )
     weight_cache: bool = setting(

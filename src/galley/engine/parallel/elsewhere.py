@@ -77,7 +77,7 @@ class RankPlace:
 
 
 class Turn(Protocol):
-    """The place of a process among those that compute for a rank."""
+    """How a process takes its turn among those that compute for a rank."""
 
     def admits(self, owner: bytes) -> bool:
         """Return whether an engine of this server may use the rank now."""
@@ -136,7 +136,7 @@ class Reception:
             return {other: self._rows.pop((session, other)) for other in range(rank)}
 
     def close(self) -> None:
-        """Accept no more connections, and close those that are not of the group; others can be accepted."""
+        """Accept no more connections here, and close those that are not of the group."""
         with self._changed:
             self._closed = True
             waiting, self._rows = list(self._rows.values()), {}

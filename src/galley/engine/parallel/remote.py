@@ -82,8 +82,8 @@ class RemoteRanks:
         for rank in self.addresses:
             if loaded[rank].contents != own:
                 raise ModelError(
-                    f"the checkpoint of rank {rank} at {self.address_of(rank)} has the sizes of the "
-                    "engine's, but other contents; all ranks need the same files"
+                    f"the checkpoint of rank {rank} at {self.address_of(rank)} has files of the same "
+                    "sizes as the engine's, but with other contents; all ranks need the same files"
                 )
 
     def check_isa(self, each: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ class _HangUp:
         self._earlier: Callable[[], None] | None = None
 
     def watch(self, receive: Receive) -> None:
-        """Begin. A request of our own server tells it; of another, a further task has to wait for it."""
+        """Begin. Galley's own server reports it; with another server, a further task waits for it."""
         owner = getattr(receive, "__self__", None)
         if isinstance(owner, Watched):
             self._watched, self._earlier = owner, owner.on_gone

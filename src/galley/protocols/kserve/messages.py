@@ -38,9 +38,10 @@ class PredictRequest(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.instances is None) == (self.inputs is None):
-            has = "neither" if self.instances is None else "both"
+            has = "neither {} nor {}" if self.instances is None else "both {} and {}"
+            given = has.format("instances (rows)", "inputs (whole tensors)")
             raise RequestError(
-                f"the request has {has} of instances (rows) and inputs (whole tensors); it takes one",
+                f"the request has {given}; it takes one of them",
                 param="instances",
             )
         if self.instances == []:

@@ -15,8 +15,9 @@ _INSTEAD: Final = {
     "trace": "The trace extension is not supported; the settings of tracing are those of the server",
     "logging": "The logging extension is not supported; the settings of the log are those of the server",
     "sharedmemory": "Shared memory is not supported; send tensors as binary data",
-    "list": "A file of models is not supported; POST /v2/repository/index lists the models",
-    "reload": "A file of models is not supported; POST /v2/repository/models/MODEL/load loads one again",
+    "list": "A configuration file of models is not supported; POST /v2/repository/index lists the models",
+    "reload": "A configuration file of models is not supported; "
+    "POST /v2/repository/models/MODEL/load loads one again",
 }
 """Extension -> the error."""
 

@@ -17,7 +17,7 @@ class TurnTimes:
         endpoint: when the turn was found to be over.
         first_words: when the first piece to speak was written.
         first_audio: when its first audio was made.
-        silence_ms: the silence that was to end the turn, as its end was judged.
+        silence_ms: how long the silence was to last before the turn ended, as its end was judged.
         sent: whether the event was sent.
     """
 
