@@ -30,7 +30,7 @@ TOKENS: Final = (
 
 _LIMITS: Final = Settings()
 _MOST_MESSAGE: Final = 500
-_STATUSES: Final = (400, 426, 431, 501)
+_STATUSES: Final = (400, 426, 431, 501, 505)
 
 
 class _Requests:

@@ -26,6 +26,9 @@ ROOT: Final = Path(__file__).parents[1]
 ROOM: Final = "/" * 4000
 """An argument that leaves a fork room to show other words as its command line."""
 
+_MOST_PARENTS: Final = 4
+"""Most warm processes of a worker of pytest; each takes some 100 MB, most of it shared with its forks."""
+
 _READ_LATE: Final = ("GALLEY_", "_GALLEY_", "COLUMNS", "COMP_", "NO_COLOR", "PYTEST_", "TERM")
 """How the names of variables begin that nothing reads while it is imported."""
 
@@ -160,17 +163,20 @@ class _Parent:
 
 
 _parents: list[_Parent] = []
-"""This worker's, once there is one."""
+"""This worker's, one for each state of its own variables: libraries that tests import set some."""
 
 
 def _parent_for(environ: Mapping[str, str]) -> _Parent | None:
     if not (_possible() and _late_only(environ, os.environ)):
         return None
-    if not _parents:
-        _parents.append(
-            _Parent({k: v for k, v in os.environ.items() if not k.startswith(_READ_LATE)})
-        )
-    return _parents[0] if _late_only(environ, _parents[0].environ) else None
+    for parent in _parents:
+        if _late_only(environ, parent.environ):
+            return parent
+    if len(_parents) == _MOST_PARENTS:
+        return None
+    early = {name: text for name, text in os.environ.items() if not name.startswith(_READ_LATE)}
+    _parents.append(_Parent(early))
+    return _parents[-1]
 
 
 def _late_only(environ: Mapping[str, str], other: Mapping[str, str]) -> bool:

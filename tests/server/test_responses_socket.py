@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -473,7 +474,8 @@ def test_a_connection_ends_at_its_age_after_what_has_begun(tmp_path: Path) -> No
             ends: list[dict[str, Any]] = []
             while not ends or ends[-1]["type"] != "error":
                 assert time.monotonic() - connected < 60, "it is still open"
-                client.send(input="Tell me all.", max_output_tokens=30)
+                with suppress(ConnectionClosed):  # the error came between two requests
+                    client.send(input="Tell me all.", max_output_tokens=30)
                 ends.append(client.end())
             assert time.monotonic() - connected > 2
             assert ends[-1]["error"]["code"] == "websocket_connection_limit_reached"
