@@ -351,6 +351,8 @@ def test_what_cannot_be_divided_is_refused_and_named(
     assert "one GPU would hold all of it" in refusal(llama, 2, **draft)
     with pytest.raises(SettingsError, match="names 3 devices, but tensor_parallel is 2"):
         settings_of(llama, 2, device="cuda:0,cuda:1,cuda:2")
+    with pytest.raises(SettingsError, match="names 2 devices, but tensor_parallel is 3"):
+        settings_of(llama, 3, device="cuda:0,cuda:1", **elsewhere)
     for given, apart, devices in (
         ("cuda", True, ("cuda:0", "cuda:1")),
         ("cuda", False, ("cuda", "cuda")),
