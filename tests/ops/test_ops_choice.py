@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
+from galley.calibration.forward import TeacherForced
 from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
 from galley.ops.choice import choose_executor
@@ -126,6 +127,20 @@ def test_a_model_without_kernels_is_run_by_the_reference_executor_on_a_gpu(
             assert "Using the reference executor" in warning
         else:
             assert caplog.messages == []
+
+
+def test_a_model_without_kernels_is_also_measured_by_the_reference_executor(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    on_gpu = choose_executor("auto", "cuda")
+    monkeypatch.setattr("galley.calibration.forward.choose_executor", lambda *_: on_gpu)
+    folder = checkpoint("granite-hybrid")
+    settings = EngineSettings(model=str(folder), threads=1, dtype="float32")
+    with TeacherForced(settings, folder, longest=4) as model:
+        found = [rows.copy() for _, rows in model.logits(IDS[0])]
+    assert [rows.shape[0] for rows in found] == [4]
+    assert np.isfinite(found[0]).all()
 
 
 @pytest.mark.usefixtures("no_native", "no_torch")
