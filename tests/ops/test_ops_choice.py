@@ -120,7 +120,7 @@ def test_an_old_gpu_is_used_slowly_and_a_warning_says_so(
     [warning] = caplog.messages
     assert "needs compute capability 8.0 or later, but cuda has 7.5" in warning
     assert "Using the reference executor" in warning
-    with pytest.raises(SettingsError, match="compute capability 8.0"):
+    with pytest.raises(SettingsError, match=r"compute capability 8\.0"):
         choose_executor("gpu", "cuda")
 
 
