@@ -202,6 +202,7 @@ def test_driver_and_torch(
     says: str,
 ) -> None:
     monkeypatch.setattr(gpu, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr(gpu, "has_triton", lambda: True)
     files = NVIDIA | ({DRIVER: VERSION.format(driver)} if driver else {})
     finding = named(gpu.check(context(tmp_path, files, device="cuda")), "GPU")
     assert finding.level == level
@@ -223,8 +224,9 @@ def test_triton_is_required_where_the_gpu_executor_is(
     chosen = named(gpu.check(context(tmp_path, files, device="cuda")), "GPU")
     assert chosen.level == ("ok" if installed else "warning")
     assert ("many times slower" in chosen.cost) != installed
-    finding = named(gpu.check(context(tmp_path, files, device="cuda", executor="reference")), "GPU")
-    assert finding.level == "ok"
+    for other in ("reference", "cpu"):
+        finding = named(gpu.check(context(tmp_path, files, device="cuda", executor=other)), "GPU")
+        assert finding.level == "ok"
 
 
 def test_torch_says_what_it_was_built_for(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from galley import LLM, SamplingParams
+from galley.calibration.forward import TeacherForced
 from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
 from galley.ops.choice import choose_executor
@@ -105,6 +106,24 @@ def test_without_triton_a_gpu_is_used_slowly_and_a_warning_says_so(
     assert "Using the reference executor" in warning
 
 
+def test_an_old_gpu_is_used_slowly_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    capability = {"cuda": (7, 5), "cuda:1": (8, 0)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability.__getitem__)
+    assert choose_executor("auto", "cuda:1,cuda:0")[0] == "gpu"
+    assert choose_executor("gpu", "cuda:1")[0] == "gpu"
+    assert caplog.messages == []
+    assert choose_executor("auto", "cuda")[0] == "reference"
+    [warning] = caplog.messages
+    assert "needs compute capability 8.0 or later, but cuda has 7.5" in warning
+    assert "Using the reference executor" in warning
+    with pytest.raises(SettingsError, match=r"compute capability 8\.0"):
+        choose_executor("gpu", "cuda")
+
+
 def test_a_model_without_kernels_is_run_by_the_reference_executor_on_a_gpu(
     checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +145,20 @@ def test_a_model_without_kernels_is_run_by_the_reference_executor_on_a_gpu(
             assert "Using the reference executor" in warning
         else:
             assert caplog.messages == []
+
+
+def test_a_model_without_kernels_is_also_measured_by_the_reference_executor(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    on_gpu = choose_executor("auto", "cuda")
+    monkeypatch.setattr("galley.calibration.forward.choose_executor", lambda *_: on_gpu)
+    folder = checkpoint("granite-hybrid")
+    settings = EngineSettings(model=str(folder), threads=1, dtype="float32")
+    with TeacherForced(settings, folder, longest=4) as model:
+        found = [rows.copy() for _, rows in model.logits(IDS[0])]
+    assert [rows.shape[0] for rows in found] == [4]
+    assert np.isfinite(found[0]).all()
 
 
 @pytest.mark.usefixtures("no_native", "no_torch")

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from galley.engine.read_model import Model, read_model
+from galley.engine.read_model import Model, read_for_executor
 from galley.errors import RequestError, UnsupportedModel
 from galley.ops.batch import Batch, Ints
 from galley.ops.choice import choose_executor
@@ -50,8 +50,8 @@ class TeacherForced:
             ModelError, SettingsError: the checkpoint or the settings cannot be used.
             UnsupportedModel: it is a speech model.
         """
-        name, factory = choose_executor(settings.executor, settings.device)
-        model = read_model(settings, folder, name)
+        chosen = choose_executor(settings.executor, settings.device)
+        model, _, factory = read_for_executor(settings, folder, chosen)
         check_text_model(model)
         options = model.options
         if kinds is not None:

@@ -20,7 +20,7 @@ from galley.formats.reader import CheckpointReader
 from galley.formats.source import resolve_model
 from galley.formats.weights import DENSE_KINDS
 from galley.ops.batch import Batch
-from galley.ops.choice import choose_executor
+from galley.ops.choice import executor_factory
 from galley.ops.executor import Executor, ExecutorOptions, forward
 from galley.ops.kinds import input_steps
 from galley.ops.sampling import Logits
@@ -120,7 +120,7 @@ class _Check:
         self._engine = engine
         self._settings = settings
         self._executor = engine.executor
-        _, self._factory = choose_executor(settings.executor, settings.device)
+        self._factory = executor_factory(engine.info.executor)
         self._model: Model = read_model(settings, folder, engine.info.executor)
         if engine.info.speech is not None:
             raise UnsupportedModel(

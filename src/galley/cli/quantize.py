@@ -192,14 +192,14 @@ def _check(
 
 
 def _read(settings: Settings) -> "Model":
-    from galley.engine.read_model import read_model
+    from galley.engine.read_model import read_for_executor
     from galley.formats.source import resolve_model
     from galley.ops.choice import choose_executor
 
-    executor, _ = choose_executor(settings.executor, settings.device)
+    chosen = choose_executor(settings.executor, settings.device)
     folder = resolve_model(settings.model, revision=settings.revision)
     # Keys and values are not part of this measurement.
-    return read_model(replace(settings, kv_dtype="float32"), folder, executor)
+    return read_for_executor(replace(settings, kv_dtype="float32"), folder, chosen)[0]
 
 
 def _gguf(settings: Settings, read: "Model", nearest: bool) -> "ToGGUF":
@@ -231,13 +231,14 @@ def _quantize(
 ) -> None:
     from galley.calibration.held_out import all_measured, held_apart
     from galley.calibration.quantize import Quantizer
-    from galley.ops.choice import choose_executor
+    from galley.ops.choice import choose_executor, executor_of
 
     began = time.monotonic()
     wanted = Wanted(**options, gguf=made is not None)
     check_model(read, wanted)  # before the calibration texts, which take minutes
     texts = texts_for(settings, read, data, tokens=tokens, context=context)
-    _, factory = choose_executor(settings.executor, settings.device)
+    chosen = choose_executor(settings.executor, settings.device)
+    _, factory = executor_of(read.program, settings.executor, chosen)
     split = (held_apart if wanted.calibrates else all_measured)(texts.windows)
     plan = plan_of(read, factory, split, wanted)
     folder = out if made is None else out.with_name(f"{out.name}.layers")

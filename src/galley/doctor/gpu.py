@@ -85,7 +85,7 @@ def _judged(
             remedy=f"install driver {least} or later, or torch for an older CUDA",
             figures=figures,
         )
-    if wanted and executor != "reference" and not has_triton():
+    if wanted and executor in ("auto", "gpu") and not has_triton():
         named = executor == "gpu"
         return Finding(
             check="GPU",

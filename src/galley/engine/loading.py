@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from galley.engine.read_model import Model, read_model
+from galley.engine.read_model import Model, read_for_executor
 from galley.engine.step_meter import Pauses, StepMeter
 from galley.engine.weight_receipt import held_kinds, weight_receipt
 from galley.graph.program import Program
-from galley.ops.choice import choose_executor, executor_factory, executor_of
+from galley.ops.choice import choose_executor, executor_factory
 from galley.ops.executor import Executor, ExecutorFactory, ExecutorOptions
 from galley.ops.rows import check_isa
 from galley.settings.engine import EngineSettings
@@ -87,10 +87,7 @@ class Loading:
         chosen = choose_executor(settings.executor, settings.device)
         check_isa()
         clock.end("import")
-        model = read_model(settings, folder, chosen[0])
-        name, factory = executor_of(model.program, settings.executor, chosen)
-        if name != chosen[0]:
-            model = read_model(settings, folder, name)
+        model, name, factory = read_for_executor(settings, folder, chosen)
         if settings.tensor_parallel > 1:
             executor_factory("cpu")  # raises an error with the remedy if there is no native module
             from galley.engine.parallel.factory import parallel_factory

@@ -15,7 +15,8 @@ from galley.models.registry import build_program
 from galley.models.speech import read_speech, with_aligner
 from galley.models.surplus import check_surplus
 from galley.models.vector_models import UNREAD, read_vector_model
-from galley.ops.executor import ExecutorOptions
+from galley.ops.choice import executor_of
+from galley.ops.executor import ExecutorFactory, ExecutorOptions
 from galley.settings.engine import EngineSettings
 from galley.types.audio import SpeechInfo
 from galley.types.weight_dtypes import INTEGERS
@@ -122,6 +123,27 @@ def _executor_options(
         experts=settings.experts,
         ranks=settings.tensor_parallel,
     )
+
+
+def read_for_executor(
+    settings: EngineSettings, folder: Path, chosen: tuple[str, ExecutorFactory]
+) -> tuple[Model, str, ExecutorFactory]:
+    """Return a model, and the name and factory of the executor that runs it.
+
+    Args:
+        settings: as for :func:`read_model`.
+        folder: the checkpoint.
+        chosen: the result of :func:`galley.ops.choice.choose_executor`. If "auto" chose an executor that
+            does not have all kernels of the model, it is read for another one.
+
+    Raises:
+        ModelError, SettingsError: as for :func:`read_model`.
+    """
+    model = read_model(settings, folder, chosen[0])
+    name, factory = executor_of(model.program, settings.executor, chosen)
+    if name != chosen[0]:
+        model = read_model(settings, folder, name)
+    return model, name, factory
 
 
 def mostly_rounded(weights: Weights) -> bool:

@@ -37,6 +37,9 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
 }
 """Executors by name. A module is imported only when its executor is requested."""
 
+LEAST_CAPABILITY: Final = 80
+"""Minimum compute capability of executor "gpu": Triton compiles for no older GPUs."""
+
 
 def executor_factory(name: str) -> ExecutorFactory:
     """Return the factory of the executor of this name.
@@ -61,17 +64,17 @@ def executor_factory(name: str) -> ExecutorFactory:
 def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
     """Return the name and factory of the named executor, or with "auto" of the best for ``device``.
 
-    If the fastest executor for the device is not available, "auto" warns and chooses the reference
-    executor.
+    If the fastest executor for the device is not available, or not for a GPU that old, "auto" warns and
+    chooses the reference executor.
 
     Raises:
         SettingsError: the named executor is not available, or none runs on ``device``.
     """
     if name != "auto":
-        return name, executor_factory(name)
+        return _available(name, device)
     best = {"cpu": "cpu", "cuda": "gpu"}.get(device.partition(":")[0], "reference")
     try:
-        return best, executor_factory(best)
+        return _available(best, device)
     except SettingsError as missing:
         if best == "reference":
             raise
@@ -79,10 +82,34 @@ def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
             factory = executor_factory("reference")
         except SettingsError as reference:
             raise SettingsError(f"no executor can run here. {missing}. Or {reference}") from missing
-        log.warning(
-            "%s. Using the reference executor until then, which is many times slower", missing
-        )
+        log.warning("%s. Using the reference executor, which is many times slower", missing)
         return "reference", factory
+
+
+def _available(name: str, device: str) -> tuple[str, ExecutorFactory]:
+    """Return the name and factory of an executor; raise SettingsError if it cannot run here."""
+    factory = executor_factory(name)
+    if name == "gpu":
+        _check_capability(device.partition(",")[0])
+    return name, factory
+
+
+def _check_capability(device: str) -> None:
+    """Raise SettingsError for a GPU that is too old. The executor itself refuses one that is not there."""
+    from torch import cuda, version
+
+    if version.hip or not cuda.is_available():
+        return
+    try:
+        major, minor = cuda.get_device_capability(device)
+    except (AssertionError, RuntimeError, ValueError):
+        return
+    if 10 * major + minor < LEAST_CAPABILITY:
+        least = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
+        raise SettingsError(
+            f"executor 'gpu' needs compute capability {least} or later, but {device} has "
+            f"{major}.{minor}; use executor reference, or a newer GPU"
+        )
 
 
 def executor_of(

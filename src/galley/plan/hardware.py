@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from galley.errors import SettingsError
+from galley.ops.choice import LEAST_CAPABILITY
 
 TABLE: Final = Path(__file__).with_name("hardware.yaml")
 
@@ -16,9 +17,6 @@ Kind = Literal["cpu", "gpu", "tpu", "asic"]
 
 _EXECUTORS: Final[Mapping[Kind, str]] = {"cpu": "cpu", "gpu": "reference"}
 """Kind of machine -> Galley's executor for any model on it; other kinds have none."""
-
-_LEAST_CAPABILITY: Final = 80
-"""Minimum compute capability of executor "gpu", which needs products of bfloat16."""
 
 _NUMBERS: Final = {"memory", "bandwidth", "price"}
 """Fields that are summed over several accelerators of one machine."""
@@ -63,7 +61,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if self.count > 1:
             return None
-        if gpu and (self.capability or 0) >= _LEAST_CAPABILITY:
+        if gpu and (self.capability or 0) >= LEAST_CAPABILITY:
             return "gpu"
         return _EXECUTORS.get(self.kind)
 

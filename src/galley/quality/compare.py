@@ -13,7 +13,7 @@ from galley.calibration.forward import TeacherForced
 from galley.calibration.matrices import check_dense, linear_weights
 from galley.calibration.measures import Divergence, Loss, TokenLoss, agreement, following
 from galley.calibration.sensitivity import Part, parts_of
-from galley.engine.read_model import read_model
+from galley.engine.read_model import read_for_executor
 from galley.errors import SettingsError
 from galley.formats.source import BUNDLED, resolve_model
 from galley.llm.evaluate import Match, ask
@@ -178,11 +178,10 @@ def compare(
 
 def _parts(base: EngineSettings, texts: Texts) -> list[Part]:
     """Measure the parts of the base's own weights, as in its checkpoint, on the first of the texts."""
-    name, factory = choose_executor(base.executor, base.device)
+    chosen = choose_executor(base.executor, base.device)
     folder = resolve_model(base.model, revision=base.revision)
-    model = read_model(
-        dataclasses.replace(base, weight_dtype="auto", kv_dtype="float32"), folder, name
-    )
+    own = dataclasses.replace(base, weight_dtype="auto", kv_dtype="float32")
+    model, _, factory = read_for_executor(own, folder, chosen)
     check_dense(model)
     windows: list[Window] = []
     for window in texts.windows:

@@ -69,7 +69,7 @@ def _check_ranks(own: "EngineSettings") -> None:
             f"tensor_parallel is {own.tensor_parallel}, but tensor_parallel_rank names {elsewhere} "
             f"ranks on other machines, and one is here; set it to at least {elsewhere + 1}"
         )
-    if len(names := own.device.split(",")) not in (1, own.ranks_here):
+    if len(names := own.device.split(",")) not in (1, own.tensor_parallel):
         raise SettingsError(
             f"device is {own.device!r}, which names {len(names)} devices, but tensor_parallel is "
             f"{own.tensor_parallel}; name one for each rank, or set tensor_parallel to {len(names)}"

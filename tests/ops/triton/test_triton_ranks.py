@@ -190,7 +190,7 @@ def in_threads(work: Callable[[TensorRanks, Communicator], object], count: int) 
 
     def of_rank(rank: int) -> None:
         shared = communicator(mapped, rank, count, SLOT_BYTES)
-        ranks = TensorRanks(shared, meeting, device())
+        ranks = TensorRanks(shared, os.dup(meeting), device())
         try:
             found[rank] = work(ranks, shared)
         except RankLost as error:
@@ -204,6 +204,7 @@ def in_threads(work: Callable[[TensorRanks, Communicator], object], count: int) 
     for thread in threads:
         thread.join()
     os.close(memory)
+    os.close(meeting)
     return found
 
 
@@ -250,6 +251,23 @@ def test_an_exchange_ends_if_a_rank_has_failed() -> None:
 
     found = in_threads(work, 2)
     assert isinstance(found[0], RankLost)
+    assert "a rank has failed while rank 0 waited" in str(found[0])
+
+
+@pytest.mark.skipif(ON_GPU, reason="ranks on GPUs are processes")
+def test_ranks_do_not_wait_for_one_that_has_failed_before_they_met() -> None:
+    ended = threading.Event()
+
+    def work(ranks: TensorRanks, shared: Communicator) -> None:
+        if ranks.rank == 1:
+            shared.fail()
+            assert ended.wait(60)
+        try:
+            ranks.gather_all(torch.zeros(1))  # of rank 1, so that rank 0's thread ends
+        finally:
+            ended.set()
+
+    found = in_threads(work, 2)
     assert "a rank has failed while rank 0 waited" in str(found[0])
 
 
@@ -351,6 +369,8 @@ def test_what_cannot_be_divided_is_refused_and_named(
     assert "one GPU would hold all of it" in refusal(llama, 2, **draft)
     with pytest.raises(SettingsError, match="names 3 devices, but tensor_parallel is 2"):
         settings_of(llama, 2, device="cuda:0,cuda:1,cuda:2")
+    with pytest.raises(SettingsError, match="names 2 devices, but tensor_parallel is 3"):
+        settings_of(llama, 3, device="cuda:0,cuda:1", **elsewhere)
     for given, apart, devices in (
         ("cuda", True, ("cuda:0", "cuda:1")),
         ("cuda", False, ("cuda", "cuda")),

@@ -6,8 +6,10 @@ another.
 """
 
 import os
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final
 
@@ -48,6 +50,7 @@ class TensorRanks:
     def __init__(self, shared: Communicator, meeting: int, device: Device) -> None:
         self.rank, self.ranks = shared.rank, shared.ranks
         self._shared, self._meeting = shared, meeting
+        self._device = device
         self._on_host = device.torch.type == "cpu"
         if not self._on_host and not distributed.is_nccl_available():
             raise SettingsError(
@@ -57,6 +60,8 @@ class TensorRanks:
         self._options = _DISTRIBUTED.distributed_c10d.AllgatherOptions()
         self._options.asyncOp = False
         self._backend: Any = None
+        self._met = False
+        """Whether the connections have been begun, which use the file."""
 
     def gather(self, x: torch.Tensor, ranks: Sequence[int], y: torch.Tensor | None) -> None:
         """Write the columns of all ranks to ``y``; see :class:`galley.ops.reference_ranks.Communicator`.
@@ -113,17 +118,17 @@ class TensorRanks:
 
     def close(self) -> None:
         """Leave the group. No exchange is possible afterwards."""
-        if self._backend is None:
+        # The store keeps using its descriptor until torch destroys it, so that stays open.
+        if not self._met:
             os.close(self._meeting)
-        else:
-            # The store keeps using its descriptor until torch destroys it, so that stays open.
+        elif self._backend is not None:
             self._backend.abort()
 
     def _exchange(self, start: Any) -> None:
         """Start an exchange and wait for it, on the device if that is a GPU."""
         try:
             if self._backend is None:
-                self._backend = self._connected()
+                self._backend = self._meet()
             work = start(self._backend)
             while self._on_host and not work.is_completed():
                 self._pause()
@@ -140,6 +145,25 @@ class TensorRanks:
             raise RankLost(f"a rank has failed while rank {self.rank} waited for it")
         time.sleep(_PAUSE_SECONDS)
 
+    def _meet(self) -> Any:
+        """Connect with the other ranks, on a thread: one that has ended would be waited for without end.
+
+        Raises:
+            RankLost: another rank has ended or failed.
+        """
+        self._met, made = True, Future[Any]()
+
+        def connect() -> None:
+            try:
+                made.set_result(self._connected())
+            except BaseException as error:
+                made.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True, name="galley-ranks-meet").start()
+        while not made.done():
+            self._pause()
+        return made.result()
+
     def _connected(self) -> Any:
         """Return torch's group of the ranks: not the default one, which a caller's process may have."""
         for name in _INTERFACES:
@@ -149,7 +173,11 @@ class TensorRanks:
             return _DISTRIBUTED.ProcessGroupGloo(store, self.rank, self.ranks, _TIMEOUT)
         options = _DISTRIBUTED.ProcessGroupNCCL.Options()
         options._timeout = _TIMEOUT
-        return _DISTRIBUTED.ProcessGroupNCCL(store, self.rank, self.ranks, options)
+        made = _DISTRIBUTED.ProcessGroupNCCL(store, self.rank, self.ranks, options)
+        with self._device.current():  # NCCL connects in the first exchange
+            made.broadcast(torch.zeros(1, device=self._device.torch), 0).wait()
+            self._device.synchronize()
+        return made
 
 
 def check_gpus(names: Sequence[str]) -> None:
