@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from galley.errors import DISTRIBUTION, SettingsError, UnsupportedModel, pip_install
 from galley.graph.program import Program
-from galley.ops.executor import ExecutorFactory
+from galley.ops.executor import CapabilityChecking, ExecutorFactory
 
 log = logging.getLogger("galley.ops")
 
@@ -36,9 +36,6 @@ EXECUTORS: Final[Mapping[str, Entry]] = {
     ),
 }
 """Executors by name. A module is imported only when its executor is requested."""
-
-LEAST_CAPABILITY: Final = 80
-"""Minimum compute capability of executor "gpu": Triton compiles for no older GPUs."""
 
 
 def executor_factory(name: str) -> ExecutorFactory:
@@ -89,27 +86,9 @@ def choose_executor(name: str, device: str) -> tuple[str, ExecutorFactory]:
 def _available(name: str, device: str) -> tuple[str, ExecutorFactory]:
     """Return the name and factory of an executor; raise SettingsError if it cannot run here."""
     factory = executor_factory(name)
-    if name == "gpu":
-        _check_capability(device.partition(",")[0])
+    if isinstance(factory, CapabilityChecking):
+        factory.check_capability(device.partition(",")[0])
     return name, factory
-
-
-def _check_capability(device: str) -> None:
-    """Raise SettingsError for a GPU that is too old. The executor itself refuses one that is not there."""
-    from torch import cuda, version
-
-    if version.hip or not cuda.is_available():
-        return
-    try:
-        major, minor = cuda.get_device_capability(device)
-    except (AssertionError, RuntimeError, ValueError):
-        return
-    if 10 * major + minor < LEAST_CAPABILITY:
-        least = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
-        raise SettingsError(
-            f"executor 'gpu' needs compute capability {least} or later, but {device} has "
-            f"{major}.{minor}; use executor reference, or a newer GPU"
-        )
 
 
 def executor_of(

@@ -396,6 +396,15 @@ class DeviceChecking(Protocol):
         ...
 
 
+@runtime_checkable
+class CapabilityChecking(Protocol):
+    """The further method of the factory of an executor that does not run on all devices of a kind."""
+
+    def check_capability(self, name: str) -> None:
+        """Raise SettingsError for a device that is too old; a device that is not there is refused later."""
+        ...
+
+
 class ExecutorFactory(Protocol):
     """Packs canonical weights into the executor's own layout."""
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from galley.errors import SettingsError
-from galley.ops.choice import LEAST_CAPABILITY
+from galley.ops.triton.supported import LEAST_CAPABILITY
 
 TABLE: Final = Path(__file__).with_name("hardware.yaml")
 

@@ -44,7 +44,7 @@ from galley.ops.triton.speech import Speech
 from galley.ops.triton.step_batch import Staging, shape_of, tiles_of
 from galley.ops.triton.steps import Steps
 from galley.ops.triton.supported import check_program
-from galley.ops.triton.tiles import INTERPRETED, Device, device_of
+from galley.ops.triton.tiles import INTERPRETED, Device, check_capability, device_of
 from galley.types import BLOCK_TOKENS
 from galley.types.model_info import StepCosts
 
@@ -142,6 +142,11 @@ class TritonExecutor:
             adapters=options.adapters * adapter_bytes(program, options.adapter_rank, dtype),
             free=free,
         )
+
+    @staticmethod
+    def check_capability(name: str) -> None:
+        """See :class:`galley.ops.executor.CapabilityChecking`."""
+        check_capability(name)
 
     @staticmethod
     def check_devices(names: Sequence[str]) -> None:

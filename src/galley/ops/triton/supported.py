@@ -6,6 +6,9 @@ from typing import Final
 from galley.errors import UnsupportedModel
 from galley.graph.program import Op, Program
 
+LEAST_CAPABILITY: Final = 80
+"""Minimum compute capability, 80 for 8.0: Triton compiles for no older NVIDIA GPUs."""
+
 ELEMENTWISE: Final[Mapping[str, tuple[str, ...]]] = {
     "add": (),
     "silu_mul": (),

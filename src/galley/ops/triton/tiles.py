@@ -9,6 +9,9 @@ from typing import Final
 import torch
 from torch import cuda
 
+from galley.errors import SettingsError
+from galley.ops.triton.supported import LEAST_CAPABILITY
+
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels run on the CPU, in Triton's interpreter."""
 
@@ -72,6 +75,22 @@ def device_of(name: str) -> Device:
         return Device(name, 0)
     major, minor = torch.cuda.get_device_capability(device)
     return Device(name, 10 * major + minor)
+
+
+def check_capability(name: str) -> None:
+    """Raise SettingsError if Triton does not compile for the GPU that has this ``name`` in torch."""
+    if torch.version.hip or not cuda.is_available():
+        return
+    try:
+        major, minor = cuda.get_device_capability(name)
+    except (AssertionError, RuntimeError, ValueError):
+        return  # there is no such device, which is said when it is used
+    if 10 * major + minor < LEAST_CAPABILITY:
+        least = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
+        raise SettingsError(
+            f"executor 'gpu' needs compute capability {least} or later, but {name} has {major}.{minor}; "
+            "use executor reference, or a newer GPU"
+        )
 
 
 _SHARED: Final = {8: 99 << 10, 0: 64 << 10}
