@@ -79,11 +79,15 @@ def test_ctrl_c_in_the_terminal_ends_commands_and_not_their_parent() -> None:
         os.set_blocking(write, True)
         command = warm.start(["--help"], environ=environment(), stdout=full, stderr=null)
         assert command is not None
+
+        def interrupted() -> bool:
+            command.send_signal(signal.SIGINT)
+            return command.poll() is not None
+
         try:
-            for process in (parent, command):
-                process.send_signal(signal.SIGINT)
-            # It may have been too early for the command, which waits until someone reads.
-            until(lambda: command.send_signal(signal.SIGINT) or command.poll() is not None)
+            parent.send_signal(signal.SIGINT)
+            # One may come too early for the command, which waits until someone reads.
+            until(interrupted)
         finally:
             command.kill()
     assert warm.run(["--version"], environ=environment()) is not None

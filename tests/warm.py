@@ -183,9 +183,10 @@ def possible() -> bool:
     """Return whether processes can start warm in this run of the tests."""
     # Coverage of a process begins where Python starts. With more than one thread, numpy starts some when it
     # is imported, which a fork would lose.
+    coverage = sys.modules.get("coverage")  # pytest-cov imports it where it measures nothing, too
     return (
         hasattr(os, "pidfd_open")
-        and "coverage" not in sys.modules
+        and (coverage is None or coverage.Coverage.current() is None)
         and os.environ.get("OMP_NUM_THREADS") == "1"
     )
 
