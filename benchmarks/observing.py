@@ -4,7 +4,7 @@
 
 One server measures, counts and sends a span for each request, one sends no spans, and one does nothing of
 this: it is the same code with everything that counts or measures replaced by functions that do nothing. Run
-it on an idle machine. The figures by CPU time also hold on a busy one, with more rounds.
+it on an idle machine: on a busy one, the figures by CPU time do not show a percent either.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import kinds
+from tests import kinds, warm
 from tests.thorough import examples
 
 # A busy machine must not fail a test.
@@ -84,6 +84,7 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("user-cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
+        warm.set_usual(os.environ)
         yield folder
 
 

@@ -15,10 +15,7 @@ from tests.cli.command import environment
 from tests.forks import Fork
 from tests.server.serving import Server, until
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open") or "coverage" in sys.modules,
-    reason="all processes start cold here",
-)
+pytestmark = pytest.mark.skipif(not warm.possible(), reason="all processes start cold here")
 
 LONG = ("plan", "org/none", "--no-such-flag")
 
@@ -59,6 +56,42 @@ def test_variables_are_its_own_and_those_that_imports_read_need_a_cold_start(
     assert (done.returncode, "GALLEY_MAX_RUNNING" in done.stderr) == (2, True)
     for name in ("PYTHONPATH", "HF_HOME", "XDG_CACHE_HOME", "OMP_NUM_THREADS"):
         assert warm.run(["--version"], environ=environment(**{name: str(tmp_path)})) is None
+
+
+def test_variables_that_a_test_or_its_imports_set_change_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert warm.run(["--version"], environ=environment()) is None
+    monkeypatch.undo()
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    assert warm.run(["--version"], environ=environment()) is not None
+
+
+def test_ctrl_c_in_the_terminal_ends_commands_and_not_their_parent() -> None:
+    assert warm.run(["--version"], environ=environment()) is not None
+    [parent] = [p for p in psutil.Process().children() if "tests.warm_parent" in p.cmdline()]
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb"), open(write, "wb", buffering=0) as full, open(os.devnull, "wb") as null:
+        while full.write(bytes(4096)):
+            pass
+        os.set_blocking(write, True)
+        command = warm.start(["--help"], environ=environment(), stdout=full, stderr=null)
+        assert command is not None
+
+        def interrupted() -> bool:
+            command.send_signal(signal.SIGINT)
+            return command.poll() is not None
+
+        try:
+            parent.send_signal(signal.SIGINT)
+            # One may come too early for the command, which waits until someone reads.
+            until(interrupted)
+        finally:
+            command.kill()
+    assert warm.run(["--version"], environ=environment()) is not None
+    assert parent.is_running()
 
 
 def test_a_server_and_its_engine_are_processes_that_signals_reach(tmp_path: Path) -> None:

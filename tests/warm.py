@@ -26,12 +26,15 @@ ROOT: Final = Path(__file__).parents[1]
 ROOM: Final = "/" * 4000
 """An argument that leaves a fork room to show other words as its command line."""
 
-_MOST_PARENTS: Final = 4
-"""Most warm processes of a worker of pytest; each takes some 100 MB, most of it shared with its forks."""
+_READ_LATE: Final = (
+    *("GALLEY_", "_GALLEY_", "COLUMNS", "COMP_", "NO_COLOR", "PYTEST_", "TERM"),
+    # Libraries (xgboost, torch, onnxruntime-genai) set these in the process of a test that imports them.
+    *("KMP_", "ORT_LIB_PATH", "TORCHINDUCTOR_"),
+)
+"""How the names of variables begin that nothing which Galley imports reads while it is imported."""
 
-_READ_LATE: Final = ("GALLEY_", "_GALLEY_", "COLUMNS", "COMP_", "NO_COLOR", "PYTEST_", "TERM")
-"""How the names of variables begin that nothing reads while it is imported."""
-
+MOST_ANSWERED: Final = 4096
+"""Bytes of an answer at most; a pipe passes as many in one piece."""
 
 Started: TypeAlias = "Fork | subprocess.Popen[bytes]"
 
@@ -143,13 +146,14 @@ class _Parent:
             RuntimeError: the parent has ended, which its messages on the standard error explain.
         """
         answer, theirs = os.pipe()
-        with open(answer, "rb") as reader:
+        with open(answer, "rb", buffering=0) as reader:
             try:
-                with self._lock:
+                with self._lock, suppress(ConnectionError):  # no answer will come
                     socket.send_fds(self._control, [json.dumps(request).encode()], [theirs, *files])
             finally:
                 os.close(theirs)
-            text = reader.read()
+            # Not to the pipe's end: a process that another thread forks meanwhile has it open, too.
+            text = reader.read(MOST_ANSWERED)
         if not text:
             raise RuntimeError(f"the parent of warm processes ended: {self._process.poll()}")
         found: dict[str, int] = json.loads(text)
@@ -163,20 +167,36 @@ class _Parent:
 
 
 _parents: list[_Parent] = []
-"""This worker's, one for each state of its own variables: libraries that tests import set some."""
+"""This worker's, once there is one."""
+
+_usual: Final = dict(os.environ)
+"""The variables of this worker's tests, without those that a test sets for itself."""
+
+
+def set_usual(environ: Mapping[str, str]) -> None:
+    """Say which variables most tests have, before any test runs: those of the parent."""
+    _usual.clear()
+    _usual.update(environ)
+
+
+def possible() -> bool:
+    """Return whether processes can start warm in this run of the tests."""
+    # Coverage of a process begins where Python starts. With more than one thread, numpy starts some when it
+    # is imported, which a fork would lose.
+    coverage = sys.modules.get("coverage")  # pytest-cov imports it where it measures nothing, too
+    return (
+        hasattr(os, "pidfd_open")
+        and (coverage is None or coverage.Coverage.current() is None)
+        and os.environ.get("OMP_NUM_THREADS") == "1"
+    )
 
 
 def _parent_for(environ: Mapping[str, str]) -> _Parent | None:
-    if not (_possible() and _late_only(environ, os.environ)):
+    if not (possible() and _late_only(environ, _usual)):
         return None
-    for parent in _parents:
-        if _late_only(environ, parent.environ):
-            return parent
-    if len(_parents) == _MOST_PARENTS:
-        return None
-    early = {name: text for name, text in os.environ.items() if not name.startswith(_READ_LATE)}
-    _parents.append(_Parent(early))
-    return _parents[-1]
+    if not _parents:
+        _parents.append(_Parent({k: v for k, v in _usual.items() if not k.startswith(_READ_LATE)}))
+    return _parents[0]
 
 
 def _late_only(environ: Mapping[str, str], other: Mapping[str, str]) -> bool:
@@ -185,11 +205,6 @@ def _late_only(environ: Mapping[str, str], other: Mapping[str, str]) -> bool:
         name.startswith(_READ_LATE) or environ.get(name) == other.get(name)
         for name in environ.keys() | other.keys()
     )
-
-
-def _possible() -> bool:
-    # Coverage of a process begins where Python starts.
-    return hasattr(os, "pidfd_open") and "coverage" not in sys.modules
 
 
 def _text(file: IO[bytes]) -> str:

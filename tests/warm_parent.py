@@ -7,12 +7,14 @@ The engines that a warm server starts while it has only one thread, all those of
 the server. Later engines, text workers and decoders are started as always.
 """
 
+import asyncio
 import ctypes
 import gc
 import json
 import os
 import resource
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -80,6 +82,8 @@ class Turned(BaseException):
 
 def main() -> None:
     """Answer requests until the socket closes; in a fork, run the command, or the engine of a server."""
+    # Ctrl-C in a terminal reaches this process, too, which must outlive the tests' servers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in MODULES:
         with suppress(ImportError):  # of an extra that is not installed
@@ -95,7 +99,8 @@ def main() -> None:
             _run(words)
         return
     except Turned as found:
-        turned = found
+        # Its traceback keeps the frames below, whose objects would close files of the same numbers later.
+        turned = found.with_traceback(None)
     turned.restore()
     os.environ.clear()
     os.environ.update(turned.environ)
@@ -142,6 +147,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
     os.environ.clear()
@@ -159,8 +165,12 @@ def _started(
     env: Mapping[str, str],
 ) -> "Fork | subprocess.Popen[bytes]":
     """Start a process of a server, as :class:`subprocess.Popen` does."""
-    if words[2] != ENGINE or _threads() > 1:
+    # A fork must not unwind an event loop: the loop's epoll is this process's, too.
+    if words[2] != ENGINE or _threads() > 1 or asyncio._get_running_loop() is not None:
         return subprocess.Popen(words, pass_fds=pass_fds, stdin=stdin, stdout=stdout, env=env)
+    # The fork would write what is buffered once more.
+    sys.stdout.flush()
+    sys.stderr.flush()
     if child := os.fork():
         return Fork(child, lambda pid: os.waitpid(pid, 0)[1])
     os.dup2(stdout, 1)

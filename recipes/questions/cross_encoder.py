@@ -75,11 +75,11 @@ def batches(pairs: Sequence[Pair], rng: random.Random) -> Iterator[list[Pair]]:
             f"{len(pairs)} pairs to train with are less than a batch of {BATCH}: give more pairs, or a "
             "larger --share"
         )
-    several = BATCH * min(SORTED, len(pairs) // BATCH)
+    several = BATCH * SORTED
     while True:
-        for begin in range(0, len(pairs) - several + 1, several):
+        for begin in range(0, len(pairs), several):
             alike = sorted(pairs[begin : begin + several], key=_length)
-            places = [*range(0, several, BATCH)]
+            places = [*range(0, len(alike) - BATCH + 1, BATCH)]
             rng.shuffle(places)
             for place in places:
                 yield [

@@ -89,6 +89,7 @@ def masked(text: str) -> str:
          "[CARD]"),
         ("four five thirty nine one four eight eight oh three four three six four six eight, sir",
          "four five thirty nine one four eight eight oh three four three six four six eight, sir"),
+        ("my social is oh seven eight oh five eleven twenty\ngo ahead\nnine", "my social is [SSN]"),
         ("Kowalczyk and Ndiaye were here", "[NAME] and [NAME] were here"),
         ("Not today. Goransson, then", "Not today. [NAME], then"),
         ("Can't say. You've called CEOs", "Can't say. You've called CEOs"),

@@ -14,6 +14,7 @@ from galley.speech.live_events import (
     SpeechStopped,
 )
 from galley.speech.options import LiveOptions, TurnOptions
+from galley.speech.segmenter import VAD_FRAME
 from galley.text.tokenizer import Tokenizer
 from galley.types import EngineRequest, Output
 from tests.payloads import spoken
@@ -169,6 +170,22 @@ def test_a_pause_is_reported_when_its_words_are_certain(tokenizer: Tokenizer) ->
     driver.session.end_after(0, 0)
     driver.play(0.1)
     assert driver.texts() == ["one two"]
+
+
+def test_a_click_hides_no_pause(tokenizer: Tokenizer) -> None:
+    """Whenever it comes: before the transcript of the words, with it or after it."""
+    poor, good = says(tokenizer, " won too", score=-3.0), says(tokenizer, " one two")
+
+    def answer(request: EngineRequest) -> Output:
+        return to(request, good if spoken(request).sampling.temperature else poor)
+
+    words = speech("one two")
+    for frame in range(14, 40):
+        start = (words[-1].end // VAD_FRAME + frame) * VAD_FRAME + 100
+        click = Word("", start, start + 90)
+        driver = Driver(tokenizer, [*words, click], answer, options=PATIENT, delay=1)
+        driver.play(4)
+        assert [text for _, text, _ in paused_at(driver)] == ["one two"], frame
 
 
 def test_new_options_undo_what_was_decided_in_a_pause(tokenizer: Tokenizer) -> None:

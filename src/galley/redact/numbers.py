@@ -106,7 +106,8 @@ def social_security(text: str, tokens: Sequence[Token]) -> Iterator[Span]:
             yield Span("ssn", *match.span())
     for run in runs(tokens):
         if cue_before(tokens, run.pieces[0].first) == "ssn":
-            yield from _checked(run, tokens, 9, 9, _is_ssn, "ssn")
+            for reading in run.readings():
+                yield from _checked(reading, tokens, 9, 9, _is_ssn, "ssn")
 
 
 def phones(text: str, tokens: Sequence[Token]) -> Iterator[Span]:

@@ -273,6 +273,9 @@ class LiveSession:
     def _continue_turn(self, divided: DividedTurn) -> None:
         """Begin the next utterance of a divided turn once enough is spoken."""
         if not divided.resumes(self._endpointer):
+            # Its transcript may have come during a click, which was no silence.
+            if divided.before not in self._utterances and not self._turn.failed:
+                self._report_pause(divided.before, self._turn.text.rstrip())
             return
         self._divided = None
         self._open = divided.next_utterance(self._endpointer)
