@@ -156,7 +156,7 @@ def test_streams_do_not_change_while_adapters_come_and_go(
             engine.unload_adapter(adapters[1 + (changes - 1) % 5])
 
     assert run(engine, sixteen(), change) == quiet
-    assert changes > 8
+    assert changes > 5  # each at least once; how many steps there are depends on what drafts cost
     assert engine.stats.adapters_loaded <= SLOTS
 
 
