@@ -100,7 +100,7 @@ def text_of(chunks: list[Any]) -> tuple[str, list[Any], list[Any], Any]:
 
 
 def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
-    """Speculation drafts from earlier answers where measured steps make it worth it; texts stay the same."""
+    """Speculation drafts from earlier answers where measured steps are worth it; texts stay the same."""
     log = tmp_path / "log"
     with Server(folder, log, threads=1, kv_cache_tokens=8192, speculation="recent") as server:
         model = folder.name
