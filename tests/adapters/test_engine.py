@@ -138,7 +138,7 @@ def test_streams_do_not_change_while_adapters_come_and_go(
         wear = [adapters[0], None]
         return [
             request(
-                engine, wear[i % 2], prompt=random_ids(i, 5 + i), count=40, temperature=0.9, seed=i
+                engine, wear[i % 2], prompt=random_ids(i, 5 + i), count=80, temperature=0.9, seed=i
             )
             for i in range(16)
         ]
@@ -156,7 +156,7 @@ def test_streams_do_not_change_while_adapters_come_and_go(
             engine.unload_adapter(adapters[1 + (changes - 1) % 5])
 
     assert run(engine, sixteen(), change) == quiet
-    assert changes > 5  # each at least once; how many steps there are depends on what drafts cost
+    assert changes > 8
     assert engine.stats.adapters_loaded <= SLOTS
 
 

@@ -100,17 +100,22 @@ def text_of(chunks: list[Any]) -> tuple[str, list[Any], list[Any], Any]:
 
 
 def test_streams_survive_the_engine(folder: Path, tmp_path: Path) -> None:
-    """Speculation drafts from earlier answers where measured steps are worth it; texts stay the same."""
+    """Speculation drafts from earlier answers, too; the texts equal those without it."""
     log = tmp_path / "log"
     with Server(folder, log, threads=1, kv_cache_tokens=8192, speculation="recent") as server:
         model = folder.name
         calm = asyncio.run(all_streams(server, model, kill_after=[], speculation="off"))
-        known = asyncio.run(all_streams(server, model, kill_after=[]))
-        assert [text_of(chunks) for chunks in known] == [text_of(chunks) for chunks in calm]
+        accepted = "galley_speculation_accepted_tokens_total{proposer=recent}"
+        for _ in range(10):
+            known = asyncio.run(all_streams(server, model, kill_after=[]))
+            assert [text_of(chunks) for chunks in known] == [text_of(chunks) for chunks in calm]
+            if server.metrics().get(accepted):
+                break  # steps that were slow by chance can make drafts seem dear for a while
         total = STREAMS * TOKENS
         killed = asyncio.run(all_streams(server, model, kill_after=[total // 10, total // 3]))
         assert [text_of(chunks) for chunks in killed] == [text_of(chunks) for chunks in calm]
         until(lambda: server.metrics()["galley_engine_restarts_total"] == 2)
+        assert server.metrics()[accepted] > 0
         assert len({text_of(chunks)[0] for chunks in calm}) == STREAMS
         until(lambda: server.metrics()["galley_kv_blocks{state=used}"] == 0)
 
