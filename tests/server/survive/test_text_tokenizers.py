@@ -29,8 +29,7 @@ HOSTILE: dict[str, tuple[str, str]] = {
         "the available memory|longer than 2 s",  # whichever limit is reached first
     ),
     "loops": ((LOOPS * 20 + " ") * 700 + "x", "longer than 2 s"),
-    # A machine that is busy does not get as far as the failure.
-    "panics": (PANICS * 40 + "b", "tokenizer failed on this text|longer than 2 s"),
+    "panics": (PANICS * 40 + "b", "tokenizer failed on this text"),
 }
 """Short texts, and their errors."""
 
@@ -105,6 +104,11 @@ def test_a_tokenizer_has_a_budget_for_a_short_text(
     before = own.memory_info().rss
     path, body = requests(text)[route]
     answer = http.post(path, json=body)
+    for _ in range(10):
+        if re.search(said, answer.text):
+            break
+        assert "longer than 2 s" in answer.text  # a busy machine reaches this limit first
+        answer = http.post(path, json=body)
     assert answer.status_code == 400, answer.text
     assert re.search(said, answer.text)
     assert "Traceback" not in server.log
