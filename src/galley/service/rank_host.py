@@ -142,7 +142,7 @@ class _Supervisor:
         if all(one.waits for one in self._processes):
             self._owner[:OWNER_BYTES] = NOBODY
         if (code := os.waitstatus_to_exitcode(status)) and not self._stopped:
-            log.warning("a process of the rank ended (%d)", code)
+            log.warning("a process of the rank ended with exit code %d", code)
             time.sleep(_PAUSE_SECONDS)
 
     def _start(self) -> bool:

@@ -41,7 +41,7 @@ class PredictRequest(Strict, frozen=True, kw_only=True):
             has = "neither {} nor {}" if self.instances is None else "both {} and {}"
             given = has.format("instances (rows)", "inputs (whole tensors)")
             raise RequestError(
-                f"the request has {given}; it takes one of them",
+                f"the request has {given}; give one of them",
                 param="instances",
             )
         if self.instances == []:
@@ -90,7 +90,7 @@ def inputs_of(parsed: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
 
 
 def _columns(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of all rows by input, of which the first row has the names."""
+    """Return input -> its values in all rows; all must have the inputs of the first row."""
     columns: dict[str, list[Any]] = {}
     for index, row in enumerate(rows):
         values = row if isinstance(row, dict) and "b64" not in row else None
@@ -107,7 +107,7 @@ def _columns(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _named(inputs: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of a request by input."""
+    """Return input -> its whole tensor."""
     if isinstance(inputs, dict) and "b64" not in inputs:
         return inputs
     if len(names) != 1:

@@ -11,7 +11,7 @@ _MARKED: Final = 3.0
 _UNMARKED: Final = 0.1
 """Factors of a turn's probability of being over, if its transcript ends with a mark, and if it does not.
 
-A recognizer hears by the melody whether a sentence ends; a language model that reads words cannot.
+A recognizer hears from the intonation whether a sentence ends; a language model only reads the words.
 """
 _PATIENCE: Final = 3
 """Whole turns without any mark after which the recognizer is taken for one that writes none."""

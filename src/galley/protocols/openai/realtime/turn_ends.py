@@ -118,7 +118,7 @@ class TurnEnds:
 def last_turn_alone(conversation: Conversation) -> Conversation:
     """Return the instructions and the last message.
 
-    Earlier turns mislead a small model about the end of this one, and tell a larger one little.
+    Earlier turns mislead a small model about the end of this one, and help a larger one little.
     """
     *before, last = conversation.messages
     head = [message for message in before[:1] if message["role"] == "system"]
