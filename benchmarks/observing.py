@@ -2,9 +2,9 @@
 
     python -m benchmarks.observing [MODEL] [--rounds N]
 
-One server measures, counts and sends a span for each request, one sends no spans, and one does nothing of
+One server measures, counts and sends a span for each request, one sends no spans, and one does none of
 this: it is the same code with everything that counts or measures replaced by functions that do nothing. Run
-it on an idle machine: on a busy one, the figures by CPU time do not show a percent either.
+it on an idle machine: on a busy one, not even CPU time shows a difference of 1 %.
 """
 
 import argparse

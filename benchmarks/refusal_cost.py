@@ -2,10 +2,9 @@
 
     python -m benchmarks.refusal_cost [--requests 4800] [--connections 8] [--profile FOLDER]
 
-The engine is busy with a few long texts that nobody reads, so the server has nearly nothing else to do. CPU
-time depends less than time on what else the machine does; what shares the caches only adds to it, so the
-least of several windows is the figure to compare. ``--profile`` writes py-spy profiles of the server's
-process (``pip install py-spy``).
+The engine is busy with a few long texts that nobody reads, so the server has nearly nothing else to do.
+Other load on the machine changes CPU time less than elapsed time, and can only add to it, so compare the
+least of the windows. ``--profile`` writes py-spy profiles of the server's process (``pip install py-spy``).
 """
 
 import argparse

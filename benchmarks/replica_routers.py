@@ -2,13 +2,14 @@
 
     python -m benchmarks.replica_routers [MODEL] [--rounds 3] [--together] [--json FILE]
 
-Each of 8 tenants has a prefix and 3 sessions, each of which begins when the one before has its first answer
-(``--together``: at the same time). A session sends its next turn, which is everything before and 40 new
-tokens, when the last one is answered, so the share of the prompts that is found in caches depends little on
-how fast the machine is; the times to first token do, so for these it has to be idle. Each router
-gets new engine processes, of one thread each, and so does the one engine that has the caches of all three
-together, which is what hits are compared with. Routers are those of ``galley plan cluster``: Galley's own,
-and others in the form in which Ray and gateways have them.
+Each of 8 tenants has a prefix and 3 sessions. A session begins when the one before it has its first answer
+(``--together``: all begin at the same time). It sends its next turn, which is everything before and 40 new
+tokens, when the last one is answered. So the share of the prompts that is found in caches depends little on
+the speed of the machine. Times to first token do depend on it: measure them on an idle machine.
+
+Each router gets new engine processes, of one thread each. The baseline is one engine whose cache is as
+large as those of all three. Routers are those of ``galley plan cluster``: Galley's own, and others in the
+form in which Ray and gateways have them.
 """
 
 import argparse

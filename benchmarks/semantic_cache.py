@@ -16,29 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from galley.cache import tuning
 from galley.cache.chances import interval
 from galley.cache.tuning import Pair, Result, Scored, at_hit_rate, chosen, read_pairs, results
-from galley.demo.question_pairs import pairs as recipe_pairs
-from galley.demo.questions import QUESTIONS
+from galley.lab.experiments.semantic_cache import half, scored
 from galley.llm.llm import LLM
 
 BUDGET = 0.01
-TOGETHER = 64
 HIT_RATES = (0.05, 0.1, 0.2, 0.4)
 """Shown where no threshold keeps the budget."""
-
-
-def halves_of_recipe(count: int) -> tuple[list[Pair], list[Pair]]:
-    """Return pairs of two halves of the recipe's questions."""
-    numbers = [tuple(range(half, len(QUESTIONS), 2)) for half in (0, 1)]
-    first, second = (recipe_pairs(count // 2, 1, half) for half in numbers)
-    return (
-        [Pair(one.a, one.b, one.same) for one in first],
-        [Pair(one.a, one.b, one.same) for one in second],
-    )
 
 
 def halves_of_file(path: Path, most: int) -> tuple[list[Pair], list[Pair]]:
@@ -58,17 +44,10 @@ def halves_of_file(path: Path, most: int) -> tuple[list[Pair], list[Pair]]:
 
 def score(llm: LLM, some: Sequence[Pair], ranker: LLM | None) -> list[Scored]:
     """Return what the cache knows of each pair."""
-    texts = list(dict.fromkeys(text for pair in some for text in pair[:2]))
-    parts = (texts[begin : begin + TOGETHER] for begin in range(0, len(texts), TOGETHER))
-    vectors: NDArray[np.float32] = np.concatenate(
-        [llm.embed(part, truncate=True) for part in parts]
-    )
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    place = {text: number for number, text in enumerate(texts)}
     rankings = None
     if ranker is not None:
         rankings = [ranker.rerank(one.first, [one.second], truncate=True)[0] for one in some]
-    return tuning.score(some, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]), rankings)
+    return scored(llm, some, rankings)
 
 
 def line(name: str, one: Result) -> str:
@@ -135,7 +114,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=BUDGET)
     given = parser.parse_args()
     if given.pairs is None:
-        seen, others = halves_of_recipe(given.most)
+        seen, others = (half(number, given.most // 2) for number in (0, 1))
     else:
         seen, others = halves_of_file(given.pairs, given.most)
     with contextlib.ExitStack() as stack:

@@ -4,11 +4,12 @@
     python -m benchmarks.tune --shape llama-1b --rate 1 --requests 20 --prompt 24 --output 16 --again 1
         --try weight_dtype=int8,int4 --try max_running=4,8,32
 
-The trace has Poisson arrivals and lognormal lengths. Two cores compute some hundred tokens a second of
-1.24 billion weights, hence the short texts of the second command. The exhaustive search serves the whole
+The trace has Poisson arrivals and lognormal lengths. With 1.24 billion weights, two cores compute a few
+hundred tokens a second, hence the short texts of the second command. The exhaustive search serves the whole
 trace with each candidate. Weights are packed, and the words of prompts looked up, before either search:
-both need them, and only the first would pay. Then both winners serve it again in turns, because the best of
-many noisy figures is too good.
+both need them, and the first search would pay for both. Then both winners serve the trace again in turns,
+because the best of many noisy figures is too good.
+
 Cost is CPU time, so other load on the machine matters less than it does to latencies. Starts of servers and
 seconds of the trace that were replayed do not depend on the load at all.
 """

@@ -65,7 +65,7 @@ def divided(pairs: Sequence[Pair], share: float, seed: int) -> tuple[list[Pair],
 def batches(pairs: Sequence[Pair], rng: random.Random) -> Iterator[list[Pair]]:
     """Yield batches of pairs of like length, in either order of their texts, endlessly.
 
-    A batch is padded to its longest pair: of any lengths, it would be padding to a half.
+    A batch is padded to its longest pair; with mixed lengths, half of it would be padding.
 
     Raises:
         SettingsError: there are fewer pairs than a batch has.

@@ -16,11 +16,14 @@ from galley import LLM, SamplingParams
 from galley.calibration.forward import TeacherForced
 from galley.engine.loaders import load_engine
 from galley.errors import SettingsError
+from galley.lab.bench import Lab
+from galley.lab.roundings import material
 from galley.ops.choice import choose_executor
 from galley.ops.executor import forward
 from galley.settings.engine import DType, EngineSettings, ExecutorName, WeightDType
 from tests.checkpoints import random_ids
 from tests.conftest import CheckpointMaker
+from tests.lab.findings import PEAKS
 from tests.missing import without
 from tests.native.harness import ragged, rounding_executor
 from tests.server.serving import Server
@@ -159,6 +162,21 @@ def test_a_model_without_kernels_is_also_measured_by_the_reference_executor(
         found = [rows.copy() for _, rows in model.logits(IDS[0])]
     assert [rows.shape[0] for rows in found] == [4]
     assert np.isfinite(found[0]).all()
+
+
+def test_a_model_without_kernels_is_also_rounded_by_the_reference_executor(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    on_gpu = choose_executor("auto", "cuda")
+    _, reference = choose_executor("reference", "cpu")
+    monkeypatch.setattr("galley.lab.roundings.choose_executor", lambda *_: on_gpu)
+    folder = checkpoint("granite-hybrid")
+    settings = EngineSettings(model=str(folder), threads=1, dtype="float32")
+    found = material(Lab(settings, quick=True, peaks=PEAKS))
+    assert found.factory is reference
+    assert found.texts.calibration
+    assert found.texts.measured
 
 
 @pytest.mark.usefixtures("no_native", "no_torch")

@@ -7,6 +7,7 @@ import numpy as np
 
 from galley.calibration.held_out import Texts
 from galley.calibration.layerwise import Layerwise
+from galley.calibration.quantize import Method
 from galley.calibration.rounding import trials_of
 from galley.engine.read_model import Model
 from galley.formats.values import dequantize, to_float32
@@ -15,7 +16,7 @@ from galley.ops.executor import ExecutorFactory
 from galley.quant.awq import clipped, input_scales, output_error, rounded
 from galley.quant.grid import Scheme
 
-METHODS: Final = ("rtn", "awq", "gptq")
+METHODS: Final[tuple[Method, ...]] = ("rtn", "awq", "gptq")
 
 
 def output_errors(

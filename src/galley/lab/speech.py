@@ -107,12 +107,16 @@ def words_wrong(spoken: Sequence[Spoken], texts: Sequence[str]) -> float:
     return word_error_rate([each.text for each in spoken], texts)
 
 
-def words_added(spoken: Sequence[Spoken], more: float, less: float) -> Figure:
+def words_added(
+    spoken: Sequence[Spoken], more: float, less: float, predicted: float | None = None
+) -> Figure:
     """Return by how many words in a hundred two word error rates of the recordings differ."""
     words = sum(len(each.text.split()) for each in spoken)
     few = f"{words} words are too few for a rate of errors; give recordings of {_LEAST_WORDS:,} or more"
     return Figure(
-        measured=Spread.of([100 * (more - less)]), doubt=few if words < _LEAST_WORDS else ""
+        measured=Spread.of([100 * (more - less)]),
+        predicted=predicted,
+        doubt=few if words < _LEAST_WORDS else "",
     )
 
 

@@ -40,8 +40,7 @@ NOT_NAMES: Final = frozenset(
         "german american british mastercard visa amex paypal google amazon microsoft apple customer "
         "support service team good morning afternoon evening you your my our we they it this that "
         "there here what how when where can cannot could would will just let not very sorry sure calling "
-        "see "
-        "speaking street avenue road lane drive inc llc ltd corp company bank"
+        "see speaking street avenue road lane drive inc llc ltd corp company bank"
     )
 )
 CONTRACTIONS: Final = ("n't", "'ve", "'re", "'ll", "'d", "'m")

@@ -1,18 +1,15 @@
 """Methods of calibration: one scale for all inputs of a layer, by observer."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from galley.calibration.held_out import held_apart
 from galley.calibration.layerwise import Layerwise
 from galley.calibration.static_inputs import loss_of_inputs, observed
-from galley.engine.read_model import read_model
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Experiment, Figure, Finding, loss_bars
-from galley.ops.choice import choose_executor
+from galley.lab.roundings import LOSS_COLUMNS, loss_cells, material
 from galley.quant.observers import OBSERVERS, static_int8
 
 _WHOLE: Final = "min-max"
@@ -20,10 +17,7 @@ _EACH: Final = "a scale for each token"
 
 
 def _run(lab: Lab) -> Finding:
-    texts = held_apart(lab.windows(256, 2048 if lab.quick else 16384))
-    name, factory = choose_executor(lab.settings.executor, lab.settings.device)
-    # Keys and values are not part of this measurement.
-    model = read_model(dataclasses.replace(lab.settings, kv_dtype="float32"), lab.folder, name)
+    model, factory, texts = material(lab)
     ranges = observed(model, factory, texts.calibration, OBSERVERS)
     found = {
         observer: loss_of_inputs(model, factory, texts.measured, ranges[observer])
@@ -38,14 +32,12 @@ def _run(lab: Lab) -> Finding:
             Figure.exact(found[_WHOLE].kl / found[best].kl, errors[_WHOLE] / errors[best]),
             Figure.exact(found[_WHOLE].kl / found[_EACH].kl),
         ],
-        header=["scale", "error of the inputs", "mean KL, nats", "99 % KL", "same token"],
+        header=["scale", "error of the inputs", *LOSS_COLUMNS],
         rows=[
             [
                 observer,
                 f"{errors[observer]:.3%}" if observer in errors else "",
-                f"{loss.kl:.3g}",
-                f"{loss.kl_p99:.3g}",
-                f"{loss.top1:.2%}",
+                *loss_cells(loss),
             ]
             for observer, loss in found.items()
         ],

@@ -1,29 +1,21 @@
 """Integers that are calibrated, and integers that are rounded to nearest."""
 
-import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from galley.calibration.held_out import held_apart
 from galley.calibration.matrices import linear_weights
 from galley.calibration.measures import Loss
-from galley.calibration.quantize import Method, Plan, Quantizer
-from galley.engine.read_model import read_model
+from galley.calibration.quantize import Plan, Quantizer
 from galley.lab.bench import Lab
 from galley.lab.experiment import Claim, Experiment, Figure, Finding, loss_bars
-from galley.lab.output_errors import output_errors
-from galley.ops.choice import choose_executor
+from galley.lab.output_errors import METHODS, output_errors
+from galley.lab.roundings import LOSS_COLUMNS, loss_cells, material
 from galley.quant.grid import Scheme
-
-METHODS: Final[tuple[Method, ...]] = ("rtn", "awq", "gptq")
 
 
 def _run(lab: Lab) -> Finding:
-    texts = held_apart(lab.windows(256, 2048 if lab.quick else 16384))
-    name, factory = choose_executor(lab.settings.executor, lab.settings.device)
-    # Keys and values are not part of this measurement.
-    model = read_model(dataclasses.replace(lab.settings, kv_dtype="float32"), lab.folder, name)
+    model, factory, texts = material(lab)
     schemes = dict.fromkeys(linear_weights(model.program), Scheme(4, 128))
     found: dict[str, Loss] = {}
     for method in METHODS:
@@ -40,22 +32,13 @@ def _run(lab: Lab) -> Finding:
             )
             for method in ("gptq", "awq")
         ],
-        header=[
-            "method",
-            "error of a layer",
-            "perplexity",
-            "mean KL, nats",
-            "99 % KL",
-            "same token",
-        ],
+        header=["method", "error of a layer", "perplexity", *LOSS_COLUMNS],
         rows=[
             [
                 method,
                 f"{errors[method]:.2%}",
                 f"{loss.perplexity:.4f}",
-                f"{loss.kl:.3g}",
-                f"{loss.kl_p99:.3g}",
-                f"{loss.top1:.2%}",
+                *loss_cells(loss),
             ]
             for method, loss in found.items()
         ],

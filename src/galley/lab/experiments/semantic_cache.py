@@ -27,7 +27,7 @@ def _run(lab: Lab) -> Finding:
     count = 1000 if lab.quick else 4000
     settings = EngineSettings(model=BUNDLED_EMBED, threads=lab.settings.threads)
     with LLM.from_settings(settings) as llm:
-        seen, others = (_scored(llm, _half(number, count)) for number in (0, 1))
+        seen, others = (scored(llm, half(number, count)) for number in (0, 1))
     best = max(
         (one for one in results(seen) if one.hits and one.false_rate <= _BUDGET),
         key=lambda one: (one.hit_rate, one.threshold),
@@ -64,29 +64,43 @@ def _run(lab: Lab) -> Finding:
     )
 
 
-def _half(number: int, count: int) -> list[Pair]:
-    """Return pairs of every other question."""
+def half(number: int, count: int) -> list[Pair]:
+    """Return pairs of every other question.
+
+    Args:
+        number: of the first question, 0 or 1; the two halves have no question in common.
+        count: the number of pairs.
+    """
     numbers = tuple(range(number, len(QUESTIONS), 2))
     return [Pair(one.a, one.b, one.same) for one in pairs(count, 1, numbers)]
 
 
-def _scored(llm: LLM, some: Sequence[Pair]) -> list[Scored]:
+def scored(
+    llm: LLM, some: Sequence[Pair], rankings: Sequence[float | None] | None = None
+) -> list[Scored]:
+    """Return what a cache that compares with this model knows of each pair.
+
+    Args:
+        llm: the embedding model.
+        some: the pairs.
+        rankings: as for :func:`galley.cache.tuning.score`.
+    """
     texts = list(dict.fromkeys(text for pair in some for text in pair[:2]))
     parts = [texts[begin : begin + _TOGETHER] for begin in range(0, len(texts), _TOGETHER)]
-    vectors = np.concatenate([llm.embed(part) for part in parts])
+    vectors = np.concatenate([llm.embed(part, truncate=True) for part in parts])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     place = {text: number for number, text in enumerate(texts)}
-    return score(some, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]))
+    return score(some, lambda a, b: float(vectors[place[a]] @ vectors[place[b]]), rankings)
 
 
 def _right(one: Result) -> float:
     return 100 * (1 - one.false_rate)
 
 
-def _picture(scored: Sequence[Scored]) -> Curves:
+def _picture(some: Sequence[Scored]) -> Curves:
     lines = []
     for name, color, facts in (("cosine alone", 0, False), ("cosine and facts", 1, True)):
-        shown = [one for one in results(scored, facts=facts) if one.hits >= _SHOWN]
+        shown = [one for one in results(some, facts=facts) if one.hits >= _SHOWN]
         points = list({one.hits: one for one in shown}.values())
         lines.append(
             Line(
