@@ -38,14 +38,11 @@ class PredictRequest(Strict, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.instances is None) == (self.inputs is None):
-            has = "neither {} nor {}" if self.instances is None else "both {} and {}"
-            given = has.format("instances (rows)", "inputs (whole tensors)")
-            raise RequestError(
-                f"the request has {given}; it takes one of them",
-                param="instances",
-            )
+            pattern = "neither {} nor {}" if self.instances is None else "both {} and {}"
+            given = pattern.format("instances (rows)", "inputs (whole tensors)")
+            raise RequestError(f"the request has {given}; give one of them", param="instances")
         if self.instances == []:
-            raise RequestError("instances is empty; it takes at least one row", param="instances")
+            raise RequestError("instances is empty; give at least one row", param="instances")
 
 
 class PredictResponse(TypedDict):
@@ -90,7 +87,7 @@ def inputs_of(parsed: PredictRequest, tensors: TensorInfo) -> Sequence[Tensor]:
 
 
 def _columns(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of all rows by input, of which the first row has the names."""
+    """Return input -> its values, row by row. All rows have the inputs of the first."""
     columns: dict[str, list[Any]] = {}
     for index, row in enumerate(rows):
         values = row if isinstance(row, dict) and "b64" not in row else None
@@ -107,7 +104,7 @@ def _columns(rows: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _named(inputs: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the values of a request by input."""
+    """Return input -> its value, of a request with whole tensors."""
     if isinstance(inputs, dict) and "b64" not in inputs:
         return inputs
     if len(names) != 1:
@@ -123,7 +120,7 @@ def answer_of(
     """Return the outputs in the form in which the request has its inputs.
 
     Raises:
-        RequestError: JSON cannot express an output's values, or, for rows, it has not a value for each.
+        RequestError: JSON cannot express an output's values, or an output lacks values for some rows.
     """
     if parsed.instances is not None:
         return _predictions(outputs, len(parsed.instances))
