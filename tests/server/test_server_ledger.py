@@ -15,6 +15,8 @@ import msgspec
 import pytest
 
 from galley.models.registry import build_program
+from galley.runtimes.library_memory import planned_ledger
+from galley.server import ledger as server_ledger
 from galley.server.ledger import ledger_lines
 from galley.types.model_info import Ledger
 from tests.checkpoints import make_tokenizer
@@ -81,6 +83,13 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
     assert any(name.startswith("galley_build_info") for name in metrics)
 
 
+def text_ledger(**fields: Any) -> Ledger:
+    """Return the ledger of a language model, with these fields."""
+    usual = {"family": "llama", "executor": "cpu", "threads": 1, "weights": 1}
+    sizes = {"parameters": 1, "max_model_len": 8, "kv_tokens": 8, "kv": 8}
+    return planned_ledger(**(usual | sizes | fields))
+
+
 @pytest.mark.parametrize(
     ("inputs", "static", "said"),
     [
@@ -106,30 +115,17 @@ def test_one_ledger_and_one_ready(model: Path, tmp_path: Path) -> None:
 def test_the_ledger_says_how_inputs_are_rounded_and_what_that_lost_where_it_was_measured(
     inputs: str, static: int, said: str
 ) -> None:
-    ledger = Ledger(
-        family="llama",
-        parameters=1,
-        executor="cpu",
-        isa="avx2",
-        device="cpu",
-        threads=1,
-        weight_dtype="int4",
-        inputs=inputs,
-        kv_dtype="bfloat16",
-        max_model_len=1,
-        step_tokens=1,
-        weights=1,
-        buffers=1,
-        kv_per_token=1,
-        kv_tokens=1,
-        kv=1,
-        reserve=1,
-        available=1,
-        static_inputs=static,
-    )
+    ledger = text_ledger(inputs=inputs, static_inputs=static)
     [line] = [line for line in ledger_lines("m", ledger) if line.startswith("  inputs ")]
     assert line.removeprefix("  inputs     ").startswith(said)
     assert line.endswith("galley eval quality m measures the loss") == (inputs != "float32")
+
+
+def test_what_rounding_lost_is_what_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs/operations/quality.md").read_text(encoding="utf-8")
+    assert server_ledger._MEASURED_WITH in page
+    for inputs, changed in server_ledger._MEASURED.items():
+        assert re.search(rf"^\| {inputs}\b.*\| {100 - changed:.1f} % \|$", page, re.MULTILINE)
 
 
 @pytest.fixture(params=["container", "ulimit -v"])
@@ -146,22 +142,7 @@ def limited(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 def test_the_ledger_of_several_gpus_says_what_each_has() -> None:
     """The reserve is for processes that are on none of them."""
     sizes = {"weights": 12 * GIB, "kv": 6 * GIB, "buffers": 2 * GIB, "reserve": GIB}
-    numbers = {"parameters": 1, "threads": 1, "max_model_len": 8, "step_tokens": 8, "kv_tokens": 8}
-    ledger = Ledger(
-        family="llama",
-        executor="gpu",
-        isa="",
-        device="cuda",
-        weight_dtype="bf16",
-        inputs="bfloat16",
-        kv_dtype="bfloat16",
-        kv_per_token=1,
-        available=48 * GIB,
-        requests=((8, 1),),
-        ranks=2,
-        **sizes,
-        **numbers,
-    )
+    ledger = text_ledger(executor="gpu", device="cuda", ranks=2, available=48 * GIB, **sizes)
     lines = "\n".join(ledger_lines("m", ledger))
     assert re.search(r"each GPU +10 GiB +of 24 GiB", lines), lines
     assert "executor gpu, 2 ranks of 1 thread" in lines

@@ -203,7 +203,8 @@ def test_engines_killed_while_loading_are_started_again(tmp_path: Path, folder: 
     """Whoever kills them is no fault of the model, not even before it was ever loaded."""
     go = tmp_path / "go"
     environ = late_engine(tmp_path, go)  # else it may be ready before it is seen
-    server = Server(folder, tmp_path / "log", wait=False, threads=1, environ=environ)
+    flags: dict[str, Any] = {"threads": 1, "admin_key": "boss", "environ": environ}
+    server = Server(folder, tmp_path / "log", wait=False, **flags)
     with server, server.client() as client:
         for kills in (1, 2, 3):
             until(lambda: [e for e in server.children() if e.status() != psutil.STATUS_ZOMBIE])
@@ -213,6 +214,9 @@ def test_engines_killed_while_loading_are_started_again(tmp_path: Path, folder: 
         go.touch()
         server.wait_for_log("is ready after")
         assert server.log.count("was killed while loading, by another process") == 3
+        admin = {"Authorization": "Bearer boss"}
+        again = client.post("/admin/reload", json={"model": folder.name}, headers=admin)
+        assert again.status_code == 200, again.text
         assert server.metrics()["galley_engine_killed_starts_total"] == 3
         answer = client.post(
             "/v1/completions",

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
 
 from galley.cli.options import Command, Flags, start_logging, with_flags
-from galley.cli.report import say_written
+from galley.cli.report import opened, say_written
 from galley.cli.terminal import progress
 from galley.errors import RequestError, SettingsError
 from galley.formats.source import BUNDLED_EMBED
@@ -70,7 +70,7 @@ def embed(
     with (
         LLM.from_settings(settings) as llm,
         progress("embedding", len(texts)) as bar,
-        _opened(output) as target,
+        opened(output) as target,
     ):
         while batch := list(islice(given, _TOGETHER)):
             for text, vector in zip(batch, llm.embed(batch, **wanted), strict=True):
@@ -120,16 +120,3 @@ def _lines(file: Path) -> Iterator[Iterable[str]]:
         return
     with file.open(encoding="utf-8") as lines:
         yield lines
-
-
-@contextmanager
-def _opened(target: Path | None) -> Iterator[IO[str]]:
-    if target is None:
-        yield sys.stdout
-        return
-    try:
-        file = target.open("w", encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot write {target}: {error.strerror}") from error
-    with file:
-        yield file

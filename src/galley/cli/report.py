@@ -1,11 +1,15 @@
-"""Files for the measurements of commands: checked before the work, and reported after it."""
+"""Files for the results of commands: checked before the work, opened, and reported after it."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import click
 import msgspec
 
-from galley.errors import SettingsError
+from galley.errors import RequestError, SettingsError
 
 json_option = click.option(
     "--json",
@@ -41,6 +45,25 @@ def write_text(file: Path | None, text: str) -> None:
     if file is not None:
         file.write_text(text, encoding="utf-8")
         say_written(file)
+
+
+@contextmanager
+def opened(target: Path | None, *, instead: str = "") -> Iterator[IO[str]]:
+    """Yield a file to write to; stdout if there is no ``target``.
+
+    Raises:
+        RequestError: the file cannot be opened; the message ends with ``instead``, what to do.
+    """
+    if target is None:
+        yield sys.stdout
+        return
+    try:
+        file = target.open("w", encoding="utf-8")
+    except OSError as error:
+        advice = f"; {instead}" if instead else ""
+        raise RequestError(f"cannot write {target}: {error.strerror}{advice}") from error
+    with file:
+        yield file
 
 
 def say_written(file: Path) -> None:

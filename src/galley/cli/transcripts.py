@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from galley.cli.report import say_written
+from galley.cli.report import opened, say_written
 from galley.cli.speaker_options import Speakers, write_rttm
 from galley.cli.terminal import clear_progress, named_progress, progress
 from galley.errors import GalleyError, RequestError
@@ -181,7 +181,7 @@ class Transcripts:
             from galley.speech.captions import lines_of
 
             segments = lines_of(segments, wanted.max_line_width)
-        with _opened(target) as output:
+        with opened(target, instead="give --output-dir DIR") as output:
             for piece in _formatted(transcription, wanted.format, segments):
                 output.write(piece)
                 output.flush()
@@ -252,18 +252,3 @@ def _redacted(segments: "Iterable[Segment]", redactor: "Redactor") -> "Iterator[
     for segment in segments:
         yield from redactor.take(segment)
     yield from redactor.end()
-
-
-@contextmanager
-def _opened(target: Path | None) -> Iterator[IO[str]]:
-    if target is None:
-        yield sys.stdout
-        return
-    try:
-        file = target.open("w", encoding="utf-8")
-    except OSError as error:
-        raise RequestError(
-            f"cannot write {target}: {error.strerror}; give --output-dir DIR"
-        ) from error
-    with file:
-        yield file

@@ -89,7 +89,7 @@ class ServedModel:
         self._backend: Backend | None = None
         self._loading = asyncio.Lock()
         self._retired = RetiredBackends()
-        self._earlier_restarts = 0
+        self._earlier_restarts = self._earlier_killed_starts = 0
 
     async def start(
         self, on_phase: OnPhase | None = None, on_ledger: OnLedger | None = None
@@ -120,7 +120,7 @@ class ServedModel:
             return
         self._backend = None
         self.kept.keep_for(None)  # a request's keep-alive ends with this load
-        self._earlier_restarts += backend.engine.restarts
+        self._count_earlier(backend)
         await backend.close()
         self._plans.forget(self.name)
         self._spawner.release(self.settings.served_model_name)
@@ -232,7 +232,7 @@ class ServedModel:
             except BaseException:
                 self.settings = before
                 raise
-            self._earlier_restarts += old.engine.restarts
+            self._count_earlier(old)
             self._retired.add(old)
         log.info("%s is served from the new files", self.name)
         return True
@@ -384,8 +384,14 @@ class ServedModel:
 
     @property
     def killed_starts(self) -> int:
-        """How often the engine's process was killed while it loaded, since the model was last loaded."""
-        return 0 if self._backend is None else self._backend.engine.killed_starts
+        """How often the engine's process was killed while it loaded."""
+        now = 0 if self._backend is None else self._backend.engine.killed_starts
+        return self._earlier_killed_starts + now
+
+    def _count_earlier(self, backend: Backend) -> None:
+        """Keep the counts of a backend that is replaced or unloaded, so that counters never fall."""
+        self._earlier_restarts += backend.engine.restarts
+        self._earlier_killed_starts += backend.engine.killed_starts
 
     @property
     def info(self) -> ModelInfo | None:

@@ -6,9 +6,9 @@ from typing import Final
 from galley.machine import bytes_text, disk_read_text
 from galley.types.model_info import Ledger
 
-_MEASURED: Final = {"int8": 1.5, "bfloat16": 0.6}
 _MEASURED_WITH: Final = "SmolLM2-135M-Instruct"
-"""Type of inputs -> share of positions, in percent, at which it changed that model's likeliest token.
+_MEASURED: Final = {"int8": 1.5, "bfloat16": 0.6}
+"""Type of inputs -> percentage of positions at which rounding changed that model's likeliest token.
 
 ``docs/operations/quality.md`` has the whole table.
 """

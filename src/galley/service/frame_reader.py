@@ -7,6 +7,8 @@ bytes, that takes longer than all other work on them.
 import asyncio
 from typing import Final, cast
 
+from galley.service.arrival import Arrival
+
 _READ_BYTES: Final = 1 << 18
 """Bytes received at a time, and the limit of those that wait for the reader."""
 
@@ -22,20 +24,16 @@ class FrameReader(asyncio.BufferedProtocol):
         """Create it for a connection that has yet to be made."""
         self.received = bytearray()
         self._buffer = bytearray(_READ_BYTES)
-        self._arrived = 0  # bytes since the last look
+        self._new_bytes = 0  # since the last look
         self._ended = self._paused = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._arrival = Arrival()
         self._transport: asyncio.Transport | None = None
 
     async def more(self) -> bool:
         """Wait until more has arrived; return False once the connection has ended."""
-        if not (self._arrived or self._ended):
-            self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
-        arrived, self._arrived = self._arrived, 0
+        if not (self._new_bytes or self._ended):
+            await self._arrival.wait()
+        arrived, self._new_bytes = self._new_bytes, 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -55,11 +53,11 @@ class FrameReader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """See :class:`asyncio.BufferedProtocol`."""
         self.received += memoryview(self._buffer)[:nbytes]
-        self._arrived += nbytes
-        if self._arrived >= _READ_BYTES and not self._paused and self._transport is not None:
+        self._new_bytes += nbytes
+        if self._new_bytes >= _READ_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        self._arrival.wake()
 
     def eof_received(self) -> bool:
         """Keep the other direction open, which its owner closes."""
@@ -73,8 +71,4 @@ class FrameReader(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._arrival.wake()

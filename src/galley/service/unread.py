@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from galley.errors import GalleyError, SlowReader
+from galley.service.arrival import Arrival
 from galley.types import Audio, Output, Result, Tensors, Tokens
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class Unread:
         self._on_cut = on_cut
         self._outputs: deque[Output] = deque()
         self._error: GalleyError | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._arrival = Arrival()
         self._behind = False
         self._ended = False
 
@@ -83,7 +84,7 @@ class Unread:
             return
         self._ended = output.finish_reason is not None
         self._outputs.append(output)
-        self._wake()
+        self._arrival.wake()
         self._count(size_of(output))
 
     def fail(self, error: GalleyError) -> None:
@@ -91,7 +92,7 @@ class Unread:
         if not self._ended:
             self._ended = True
             self._error = error
-            self._wake()
+            self._arrival.wake()
 
     async def get(self) -> Output:
         """Wait for Outputs and return them merged into one. Raises a failed stream's error, once."""
@@ -99,7 +100,7 @@ class Unread:
             # Outputs are there, so a reader far behind would let nobody else run.
             await asyncio.sleep(0)
         if not self._outputs and self._error is None:
-            await self._arrival()
+            await self._arrival.wait()
         if not self._outputs:
             # Its traceback refers to this frame, so a reference from here to it would be a cycle: all that
             # belongs to the request would stay in memory until the next garbage collection.
@@ -120,18 +121,6 @@ class Unread:
         self._count(-sum(map(size_of, taken)))
         return taken[0] if len(taken) == 1 else as_one(taken)
 
-    async def _arrival(self) -> None:
-        """Wait for an Output or an error. A future: an event costs a microsecond more for each token."""
-        self._waiting = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiting
-        finally:
-            self._waiting = None
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
     def clear(self) -> None:
         """Drop all unread Outputs and end the stream: it is not read any more."""
         self._ended = True
@@ -145,7 +134,7 @@ class Unread:
             "The answer was truncated because it was read too slowly: the server's buffer for "
             "unread answers is full"
         )
-        self._wake()
+        self._arrival.wake()
         self._on_cut()
 
     def _count(self, bytes: int) -> None:

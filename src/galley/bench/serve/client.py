@@ -51,13 +51,12 @@ class Client:
         """
         try:
             place = urlsplit(url)
-            port = place.port
-            known = place.scheme in _PORTS and bool(place.hostname)
+            host, port = place.hostname, place.port
         except ValueError:  # an address without its bracket, or no such port
-            known = False
-        if not known or not place.hostname:
+            host = None
+        if not host or place.scheme not in _PORTS:
             raise SettingsError(f"{shown(url)} is not a URL such as http://127.0.0.1:8000")
-        self._host, self._port = place.hostname, port or _PORTS[place.scheme]
+        self._host, self._port = host, port or _PORTS[place.scheme]
         self._ssl = ssl.create_default_context() if place.scheme == "https" else None
         self._prefix = place.path.rstrip("/").removesuffix("/v1")
         headers = {"Host": place.netloc.rpartition("@")[2], "User-Agent": "galley-bench"}

@@ -45,7 +45,7 @@ class PredictRequest(Strict, frozen=True, kw_only=True):
                 param="instances",
             )
         if self.instances == []:
-            raise RequestError("instances is empty; it takes at least one row", param="instances")
+            raise RequestError("instances is empty; give at least one row", param="instances")
 
 
 class PredictResponse(TypedDict):
