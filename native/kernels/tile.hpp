@@ -9,8 +9,9 @@ namespace GALLEY_ISA {
 // Rows and blocks of outputs of a tile, at most: as many sums as registers.
 constexpr int kMaxRows = kWidth == 16 ? 8 : 4;
 constexpr int kBlocks = kWidth == 16 ? 2 : 1;
-// Whether two dot products of bytes start in each cycle, on the two ports of all other instructions
-// for 512 bits: so in Intel's servers. Zen 4 starts one, and unpacks weights meanwhile.
+// Whether a core starts two dot products of bytes in each cycle. Intel's servers do, on the two
+// ports that also execute all other 512-bit instructions. Zen 4 starts one, and unpacks weights
+// meanwhile.
 GALLEY_INLINE bool starts_two_dots() {
 #if defined(__AVX512VNNI__)
     return __builtin_cpu_is("intel");
@@ -20,8 +21,9 @@ GALLEY_INLINE bool starts_two_dots() {
 }
 // Rows of a tile with sums of two types, integers and floats, whose sums all fit the registers.
 constexpr int kMixedRows = kWidth == 16 ? 6 : 4;
-// And where one tile is not enough. More would fill the renamed registers at the end of each group
-// (measured on Zen 4), but unpacked weights serve more rows (measured on Emerald Rapids).
+// Rows of such a tile where one tile is not enough. More would fill the renamed registers at the
+// end of each group (measured on Zen 4), but unpacked weights serve more rows (measured on Emerald
+// Rapids).
 GALLEY_INLINE int64_t many_mixed_rows() { return starts_two_dots() ? kMaxRows : kMixedRows; }
 
 // What to fetch from memory while a tile computes: the next item's weights, a share by each row

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,19 +12,7 @@ from galley.links.access import Access
 from galley.links.duplex import Duplex, SealedStream
 from galley.links.sockets import SealedSocket, accepted, connect
 from galley.links.strangers import Strangers
-from tests.cluster.authority import Authority
 from tests.server.serving import until
-
-SECRET = b"a secret of both machines"
-
-
-@pytest.fixture(params=["tcp", "tls"])
-def access(request: pytest.FixtureRequest, tmp_path: Path) -> Access:
-    if request.param == "tcp":
-        return Access(SECRET, None, None)
-    token = tmp_path / "token"
-    token.write_bytes(SECRET)
-    return Authority(tmp_path, "ours").access(token)
 
 
 @contextmanager

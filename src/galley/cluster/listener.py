@@ -11,6 +11,7 @@ from galley.cluster.channel import Channel, receive
 from galley.errors import SettingsError
 from galley.links.access import Access
 from galley.links.handshake import HANDSHAKE_SECONDS
+from galley.links.sockets import listening
 from galley.rare_warnings import RareWarnings
 
 MOST_HANDSHAKES: Final = 64
@@ -45,8 +46,7 @@ class Listener:
         Raises:
             OSError: the address cannot be bound.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
+        listener = listening(host, port)
         listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listener))
         return int(listener.getsockname()[1])

@@ -25,7 +25,7 @@ from galley.engine.shared_blocks import SHARED_BYTES, SharedBlocks, host_identit
 from galley.errors import GalleyError
 from galley.links.access import Access
 from galley.links.handshake import BadFrame
-from galley.links.sockets import SealedSocket, accepted, hang_up
+from galley.links.sockets import SealedSocket, accepted, hang_up, listening
 from galley.links.strangers import Strangers
 from galley.ops.executor import BlockAccess, Bytes
 from galley.rare_warnings import RareWarnings
@@ -76,8 +76,7 @@ class BlockServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
+        self._listener = listening(host, port)
         threading.Thread(
             target=self._accept, args=(self._listener,), daemon=True, name="galley-block-server"
         ).start()

@@ -129,6 +129,16 @@ def hang_up(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address; port 0 is any free one.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
 def connect(
     host: str, port: int, access: Access, deadline: float, *, within: float
 ) -> SealedSocket:

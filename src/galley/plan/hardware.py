@@ -57,7 +57,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             gpu: whether executor "gpu" has kernels for the model.
 
         Returns:
-            None if there is none, or it has not run on several accelerators of one machine yet.
+            Its name; None if no executor is for this kind of machine, and for several accelerators, on
+            which no executor has been tested yet.
         """
         if self.count > 1:
             return None
@@ -106,7 +107,7 @@ def read_machines(path: Path = TABLE) -> list[Machine]:
         )
     except RecursionError as error:
         raise SettingsError(f"hardware table {path} nests lists or mappings too deeply") from error
-    except (OSError, ValueError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"hardware table {path}: {error}") from error
     names = [machine.name for machine in machines]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 from galley.formats.source import resolve_model
 from galley.links.access import UNENCRYPTED, Access, read_access
 from galley.links.owner import NOBODY, OWNER_BYTES
+from galley.links.sockets import listening
 from galley.machine import available_cores
 from galley.observe import logs
 from galley.observe.logs import say
@@ -50,9 +51,8 @@ def run_rank(settings: Settings) -> int:
     folder = resolve_model(settings.model, revision=settings.revision)
     if settings.host not in LOOPBACK_HOSTS and access.as_replica is None:
         log.warning(UNENCRYPTED, settings.host)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
+        listener = listening(settings.host, settings.port)
     except OSError as error:
         where = address_text(settings.host, settings.port)
         say(f"galley: cannot listen on {where}: {error.strerror or error}", sys.stderr)

@@ -165,6 +165,17 @@ def test_memory_is_what_is_kept(checkpoint: CheckpointMaker) -> None:
         assert made.kv_bytes_per_block() == 16 * costs.kv_bytes_per_token
 
 
+def test_a_cache_that_does_not_fit_the_device_names_the_setting(
+    checkpoint: CheckpointMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate too much")
+
+    monkeypatch.setattr(gpu, "new_cache", full)
+    with pytest.raises(SettingsError, match=r"keys and values need .*; set kv_cache_tokens"):
+        executor_of(checkpoint("llama"), "gpu")
+
+
 def test_a_model_with_ops_that_have_no_kernel_is_refused_and_named(
     checkpoint: CheckpointMaker,
 ) -> None:

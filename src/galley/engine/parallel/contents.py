@@ -38,11 +38,3 @@ class Contents:
             )
         except BaseException as error:
             self._found.set_exception(error)
-
-
-def other_checkpoint(folder: Path | str) -> ModelError:
-    """Return the error of a rank whose files are not the engine's."""
-    return ModelError(
-        f"{folder} on the machine of this rank is not the engine's checkpoint; all ranks need the same "
-        "files"
-    )

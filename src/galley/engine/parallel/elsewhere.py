@@ -19,11 +19,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from galley.engine.parallel.contents import Contents, other_checkpoint
+from galley.engine.parallel.contents import Contents
 from galley.engine.parallel.frames import Begin, Channel, Failed
 from galley.engine.parallel.mesh import JOIN_BYTES, START_SECONDS, Join, Mesh, connect_mesh
 from galley.engine.parallel.rank import Group, kind_of, serve_group
-from galley.errors import EngineFailed, GalleyError, SettingsError
+from galley.errors import EngineFailed, GalleyError, ModelError, SettingsError
 from galley.formats.model_files import samples_digest
 from galley.links.access import Access
 from galley.links.duplex import SealedStream
@@ -228,7 +228,10 @@ def serve_elsewhere(listener: socket.socket, access: Access, place: RankPlace, t
 
     def meet() -> Group:
         if samples_digest(folder) != begin.samples:
-            raise other_checkpoint(folder)
+            raise ModelError(
+                f"{folder} on the machine of this rank is not the engine's checkpoint; all ranks need the "
+                "same files"
+            )
         group = _group_of(begin, reception, access)
         reception.close()
         turn.begin(what.owner)

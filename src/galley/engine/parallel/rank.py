@@ -290,17 +290,17 @@ class _Steps:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._ahead = 1 if isinstance(executor, FollowingExecutor) else 0
+        self._most_left = 1 if isinstance(executor, FollowingExecutor) else 0
         self._running: list[Submitted] = []
 
     def run(self, batch: Batch) -> None:
-        """Submit a step, and wait for the one before it. Raises RankLost: another rank has failed."""
+        """Submit a step, and wait as far as needed. Raises RankLost: another rank has failed."""
         self._running.append(self._executor.submit(batch, _NOTHING))
-        self.finish(self._ahead)
+        self.finish(self._most_left)
 
-    def finish(self, but: int = 0) -> None:
-        """Wait for all steps ``but`` the last ones. Raises RankLost: another rank has failed."""
-        while len(self._running) > but:
+    def finish(self, most_left: int = 0) -> None:
+        """Wait until at most ``most_left`` steps run. Raises RankLost: another rank has failed."""
+        while len(self._running) > most_left:
             self._executor.collect(self._running.pop(0))
 
 
